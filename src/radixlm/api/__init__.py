@@ -1,0 +1,1 @@
+"""HTTP: what people's clients speak."""

@@ -1,0 +1,1 @@
+"""One dialect per module: parse a body into requests, format what comes back."""

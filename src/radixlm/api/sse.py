@@ -1,0 +1,145 @@
+"""This module owns how an answer leaves, whole or as server-sent events; a client who leaves ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from radixlm.api import errors
+from radixlm.api.stream import Abandoned, Stream
+from radixlm.base.errors import RadixError
+from radixlm.wire.messages import TextDelta
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"[DONE]"
+
+log = logging.getLogger("radixlm.api")
+
+
+class Form(Protocol):
+    """The shape of one answer in its client's dialect. Payloads are JSON without line breaks, ready to send.
+
+    Attributes:
+        patient: a sequence that fails does not fail the others; else the first failure is the answer.
+    """
+
+    patient: bool
+
+    def whole(self, results: list[TextDelta]) -> bytes:
+        """The answer, from one delta for each sequence. Raises the error of one that failed."""
+        ...
+
+    def piece(self, index: int, delta: TextDelta) -> Iterable[bytes]:
+        """The events that tell of `delta`. Raises the error of a sequence that failed."""
+        ...
+
+    def last(self) -> Iterable[bytes]:
+        """The events after every sequence ended."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def watching(receive: Receive, gone: Callable[[], None]) -> AsyncIterator[None]:
+    """Within it, `gone` is called as soon as the client disconnects. The body must have been read."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+class Whole:
+    """ASGI response: waits for every sequence, then one JSON body. Owns the stream and closes it."""
+
+    def __init__(self, stream: Stream, form: Form) -> None:
+        self._stream = stream
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stream as stream:
+            try:
+                async with watching(receive, stream.abandon):
+                    results = await stream.whole(patient=self._form.patient)
+            except Abandoned:
+                return  # nobody reads an answer
+            body = self._form.whole(results)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+class Events:
+    """ASGI response: a `data:` line for each payload, as they come. Owns the stream and closes it.
+
+    Headers are held back until there is news or `keep_alive` seconds have passed, so that a request refused by the
+    engine still gets its own status. Later errors become an event, after which the stream ends without `[DONE]`.
+    """
+
+    def __init__(self, stream: Stream, form: Form, keep_alive: float) -> None:
+        self._stream = stream
+        self._form = form
+        self._keep_alive = keep_alive or None
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stream as stream:
+            try:
+                async with watching(receive, stream.abandon):
+                    await self._send_all(send)
+            except (Abandoned, OSError):
+                return  # the client is gone; leaving ends the work
+            except RadixError as error:
+                if not self._started:
+                    raise
+                await self._end_with(error, send)
+            except Exception:
+                if not self._started:
+                    raise
+                log.exception("request %s: a stream failed", scope.get("state", {}).get("request_id"))
+                await self._end_with(errors.internal(), send)
+
+    async def _send_all(self, send: Send) -> None:
+        stream, form = self._stream, self._form
+        while not stream.done:
+            if not await stream.wait(self._keep_alive):
+                await self._send(KEEP_ALIVE, send)
+                continue
+            events: list[bytes] = []
+            try:
+                for index, delta in stream.take():
+                    events.extend(map(event, form.piece(index, delta)))
+            finally:
+                # What other sequences had to say goes out even if one of them failed, unless this can still be a plain
+                # error.
+                if events and (self._started or not stream.failed):
+                    await self._send(b"".join(events), send)
+        await self._send(b"".join(map(event, form.last())), send, more=False)
+
+    async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _end_with(self, error: RadixError, send: Send) -> None:
+        with contextlib.suppress(OSError):
+            await self._send(event(errors.body(error)), send, more=False)
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"

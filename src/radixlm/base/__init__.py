@@ -1,0 +1,1 @@
+"""Pure data every layer may use: no torch, no sockets, no environment."""

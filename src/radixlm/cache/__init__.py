@@ -1,0 +1,1 @@
+"""Who owns which page: bookkeeping in integers, no torch."""

@@ -1,0 +1,1 @@
+"""The `radixlm` command: one module per verb, imported only when it is typed."""

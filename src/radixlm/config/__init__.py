@@ -1,0 +1,1 @@
+"""Configuration: one frozen dataclass per owner (`schema`), made once, by a pure function (`resolve`)."""

@@ -1,0 +1,1 @@
+"""The loop that joins the scheduler and the runner."""

@@ -1,0 +1,58 @@
+"""This module owns the protocols between a model family, its checkpoint and the runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from radixlm.attention.base import LayerSpec, Step
+
+
+class Weights(Protocol):
+    """Tensors of a checkpoint under their Hugging Face names, whatever file they come from."""
+
+    def names(self) -> frozenset[str]:
+        """What the files hold. Empty for random weights, which have every tensor that is asked for."""
+        ...
+
+    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """The tensor, in the dtype of the file, on the CPU.
+
+        Args:
+            shape: what the model expects. Families pass it always: random weights are made from it, and a file that
+                disagrees is refused before it computes nonsense.
+
+        Raises:
+            StartupError: naming the tensor if it is missing or broken, and both shapes if they differ.
+        """
+        ...
+
+
+class Model(Protocol):
+    """A decoder, loaded, on its device. Attention layers are numbered 0 .. len(layers) - 1."""
+
+    layers: Sequence[LayerSpec]
+    vocab_size: int
+    hidden_size: int
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
+        """ids, positions [T] int64 -> hidden states [T, hidden_size] after the last norm."""
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden_size] -> logits [N, vocab_size] (soft-capped where the model does so)."""
+        ...
+
+    def parameter_count(self) -> int: ...
+
+    def weight_bytes(self) -> int: ...
+
+
+class Family(Protocol):
+    """A module under `models/` named in `models.table`. It exposes these functions."""
+
+    def context_length(self, config: Mapping[str, Any]) -> int: ...
+
+    def build(self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> Model: ...

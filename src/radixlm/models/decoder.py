@@ -1,0 +1,175 @@
+"""This module owns the decoder that most model families share. They differ in a `DecoderSpec`, which is data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from radixlm.attention.base import LayerSpec, Step
+from radixlm.layers.attention import Attention
+from radixlm.layers.embed import Embedding
+from radixlm.layers.head import Head
+from radixlm.layers.mlp import GatedMlp
+from radixlm.layers.norm import RmsNorm
+from radixlm.layers.rope import Rope, Rotation
+from radixlm.layers.source import Source
+from radixlm.models.base import Weights
+from radixlm.ops import activation
+from radixlm.ops.rope import RopeParameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Everything in which two families differ.
+
+    Attributes:
+        context_length: positions to prepare for.
+        eps: of all norms.
+        attention: one entry per layer: heads, sizes, scale, window, soft cap.
+        ropes: the kinds of rotation; `rope_of[i]` is the index of layer i's.
+        qkv_bias, out_bias, mlp_bias: which projections have one.
+        head_norm: queries and keys are normalised per head.
+        norm_offset: what norm weights are stored without (Gemma: 1).
+        sandwich: attention and feed-forward outputs are normalised before they are added to the residual.
+        embed_scale: multiplier of embeddings.
+        logit_cap: soft cap of the logits (0: none).
+        tied: the head is the embedding table, whether or not the checkpoint also has a head.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    context_length: int
+    eps: float
+    activation: str
+    attention: tuple[LayerSpec, ...]
+    ropes: tuple[RopeParameters, ...]
+    rope_of: tuple[int, ...]
+    tied: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
+    norm_offset: float = 0.0
+    sandwich: bool = False
+    embed_scale: float = 1.0
+    logit_cap: float = 0.0
+
+
+#: One layer: (hidden, rotations, step) -> hidden.
+Block = Callable[[torch.Tensor, Sequence[Rotation], Step], torch.Tensor]
+
+
+class PreNormBlock:
+    """x + attention(norm(x)), then x + mlp(norm(x)). Both additions happen inside the last product."""
+
+    __slots__ = ("_attention", "_first", "_mlp", "_rope", "_second")
+
+    def __init__(self, attention: Attention, mlp: GatedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._first, self._second = norms
+        self._rope = rope
+
+    def __call__(self, x: torch.Tensor, rotations: Sequence[Rotation], step: Step) -> torch.Tensor:
+        x = self._attention.plus(self._first(x), rotations[self._rope], step, x)
+        return self._mlp.plus(self._second(x), x)
+
+
+class SandwichBlock:
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
+
+    __slots__ = ("_attention", "_mlp", "_norms", "_rope")
+
+    def __init__(self, attention: Attention, mlp: GatedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._norms = norms
+        self._rope = rope
+
+    def __call__(self, x: torch.Tensor, rotations: Sequence[Rotation], step: Step) -> torch.Tensor:
+        before, after, before_mlp, after_mlp = self._norms
+        x = after(self._attention(before(x), rotations[self._rope], step)).add_(x)
+        return after_mlp(self._mlp(before_mlp(x))).add_(x)
+
+
+class Decoder:
+    """Embedding, blocks, norm, head."""
+
+    def __init__(self, spec: DecoderSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self.layers = spec.attention
+        self.vocab_size = spec.vocab_size
+        self.hidden_size = spec.hidden_size
+        source = Source(weights, dtype, device)
+        # A checkpoint of the bare decoder names its tensors without the prefix.
+        prefix = "" if source.has("embed_tokens.weight") else "model."
+        table = source.tensor(f"{prefix}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._embedding = Embedding(table, spec.embed_scale)
+        self._ropes = [Rope(parameters, spec.context_length, dtype, device) for parameters in spec.ropes]
+        self._blocks = [_block(spec, source, f"{prefix}layers.{index}", index) for index in range(len(spec.attention))]
+        self._norm = _norm(spec, source, f"{prefix}norm")
+        if spec.tied:
+            linear = source.tied(table)
+        else:
+            linear = source.linear(["lm_head"], [spec.vocab_size], spec.hidden_size)
+        self._head = Head(linear, spec.logit_cap)
+        self._parameters = source.parameters
+        self._bytes = source.bytes + sum(rope.bytes for rope in self._ropes)
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, step: Step) -> torch.Tensor:
+        """ids, positions [T] int64 -> hidden states [T, hidden_size] after the last norm."""
+        rotations = [rope(positions) for rope in self._ropes]
+        x = self._embedding(ids)
+        for block in self._blocks:
+            x = block(x, rotations, step)
+        return self._norm(x)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, hidden_size] -> logits [N, vocab_size]."""
+        return self._head(hidden)
+
+    def parameter_count(self) -> int:
+        return self._parameters
+
+    def weight_bytes(self) -> int:
+        return self._bytes
+
+
+def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
+    """Layer `index`, from the tensors under `name`."""
+    layer, hidden, inner = spec.attention[index], spec.hidden_size, spec.intermediate_size
+    q_size, kv_size = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    attention = Attention(
+        index,
+        layer,
+        source.linear(
+            [f"{name}.self_attn.{part}_proj" for part in "qkv"], [q_size, kv_size, kv_size], hidden, bias=spec.qkv_bias
+        ),
+        source.linear([f"{name}.self_attn.o_proj"], [hidden], q_size, bias=spec.out_bias),
+        _head_norm(spec, source, f"{name}.self_attn", layer) if spec.head_norm else None,
+    )
+    mlp = GatedMlp(
+        source.linear([f"{name}.mlp.gate_proj"], [inner], hidden, bias=spec.mlp_bias),
+        source.linear([f"{name}.mlp.up_proj"], [inner], hidden, bias=spec.mlp_bias),
+        source.linear([f"{name}.mlp.down_proj"], [hidden], inner, bias=spec.mlp_bias),
+        activation.find(spec.activation),
+    )
+    if spec.sandwich:
+        parts = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+        return SandwichBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
+    parts = ("input_layernorm", "post_attention_layernorm")
+    return PreNormBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
+
+
+def _norm(spec: DecoderSpec, source: Source, name: str) -> RmsNorm:
+    weight = source.tensor(f"{name}.weight", spec.hidden_size, dtype=torch.float32)
+    return RmsNorm(weight + spec.norm_offset, spec.eps)
+
+
+def _head_norm(spec: DecoderSpec, source: Source, name: str, layer: LayerSpec) -> RmsNorm:
+    """One norm for all query and key heads: its weight repeats the queries' per query head, then the keys'."""
+    q, k = (source.tensor(f"{name}.{part}_norm.weight", layer.head_dim, dtype=torch.float32) for part in "qk")
+    weight = torch.cat((q.expand(layer.heads, -1), k.expand(layer.kv_heads, -1)))
+    return RmsNorm(weight + spec.norm_offset, spec.eps)

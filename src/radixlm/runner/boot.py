@@ -1,0 +1,112 @@
+"""This module owns the start of a runner: device, model, memory, attention, in order, with the reason for each choice.
+
+It imports no torch itself, so that the null device needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from radixlm.base.errors import StartupError
+from radixlm.base.facts import EngineFacts, PoolFacts
+from radixlm.checkpoint.checkpoint import Checkpoint
+from radixlm.checkpoint.locate import locate
+from radixlm.config.resolve import derive
+from radixlm.config.schema import Config
+from radixlm.device import null as null_device
+from radixlm.device.select import choose, open_device
+from radixlm.memory.budget import MAX_RUNNING
+from radixlm.runner.base import Executor
+from radixlm.runner.identity import identify, limit_context
+from radixlm.runner.journal import Journal, Report
+from radixlm.runner.null import NullRunner
+from radixlm.runner.vocabulary import Vocabulary, read_vocabulary
+
+#: The null device: context where the config says nothing, tokens in its pool at most, share of tokens that end a text,
+#: steps between two full checks.
+NULL_CONTEXT, NULL_POOL, NULL_END, NULL_VERIFY = 8192, 1 << 20, 1 / 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """A runner that is ready.
+
+    Attributes:
+        config: the configuration with everything filled that follows from the device.
+    """
+
+    runner: Executor
+    facts: EngineFacts
+    config: Config
+
+
+def boot(config: Config, report: Report) -> Booted:
+    """Start the runner that a configuration asks for.
+
+    Args:
+        report: hears (stage, fraction of it that is done).
+
+    Raises:
+        StartupError: it cannot start; the message says why and what to do.
+    """
+    journal = Journal(report)
+    with journal.stage("device"):
+        choice = choose(config.device.device)
+        journal.decide("device", choice.name, choice.reason)
+    with journal.stage("model files"):
+        checkpoint = locate(config.model.model, config.model.revision, config.model.tokenizer_path, report)
+        vocabulary = read_vocabulary(checkpoint)
+    if choice.name == "null":
+        return _boot_null(config, checkpoint, vocabulary, journal)
+    with journal.stage("torch"):
+        from radixlm.runner.build import build
+
+        device = open_device(choice)
+    runner, page_size, page_reason = build(config, checkpoint, vocabulary, device, journal)
+    config = _settle(config, choice.name, page_size, page_reason, journal)
+    return Booted(runner, runner.facts, config)
+
+
+def _settle(config: Config, kind: str, page_size: int, page_reason: str, journal: Journal) -> Config:
+    """Fill what follows from the device. The journal's decisions are what the facts hold: they hear of it too."""
+    if config.cache.page_size is None:
+        config = dataclasses.replace(config, cache=dataclasses.replace(config.cache, page_size=page_size))
+        journal.decide("page_size", page_size, page_reason)
+    config, reasons = derive(config, kind)
+    for name, (value, reason) in reasons.items():
+        if name != "device":
+            journal.decide(name, value, reason)
+    return config
+
+
+def _boot_null(config: Config, checkpoint: Checkpoint, vocabulary: Vocabulary, journal: Journal) -> Booted:
+    """A runner that makes tokens up, in the shape of the model."""
+    said = checkpoint.config.get("max_position_embeddings")
+    context = limit_context(config, said if isinstance(said, int) else NULL_CONTEXT, checkpoint.name)
+    vocab = checkpoint.config.get("vocab_size", vocabulary.size)
+    if not isinstance(vocab, int):
+        raise StartupError(f"{checkpoint.directory} does not say how large its vocabulary is (vocab_size)")
+    page_size = config.cache.page_size or 1
+    rows = config.schedule.max_running_requests or MAX_RUNNING
+    pages = (config.cache.max_total_tokens or min(NULL_POOL, rows * context)) // page_size
+    if pages < 1:
+        raise StartupError(
+            f"--max-total-tokens {config.cache.max_total_tokens} is less than a page of {page_size} tokens"
+        )
+    config = _settle(config, "null", page_size, "prefixes can be shared up to any token", journal)
+    facts = EngineFacts(
+        model=identify(
+            config,
+            checkpoint,
+            vocabulary,
+            dtype="float32",
+            vocab_size=vocab,
+            context_length=min(context, pages * page_size),
+        ),
+        device=null_device.facts(),
+        pool=PoolFacts(pages=pages, page_size=page_size, max_running=rows, bytes=0),
+        decisions=journal.decisions,
+        timings=journal.timings,
+    )
+    return Booted(NullRunner(facts, end_probability=NULL_END, verify_every=NULL_VERIFY), facts, config)

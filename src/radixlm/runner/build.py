@@ -1,0 +1,180 @@
+"""This module owns the building of a runner that computes: weights, pool and attention on an opened device."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from radixlm.attention.base import AttentionBackend
+from radixlm.attention.select import choose as choose_attention
+from radixlm.base.errors import StartupError
+from radixlm.base.facts import EngineFacts, PoolFacts
+from radixlm.base.registry import Choice
+from radixlm.checkpoint.checkpoint import Checkpoint
+from radixlm.config.schema import Config, DeviceConfig
+from radixlm.device.base import Device
+from radixlm.memory.budget import Budget, Demand, budget
+from radixlm.memory.pool import KVPool
+from radixlm.models import table
+from radixlm.models.base import Model, Weights
+from radixlm.models.load import open_weights
+from radixlm.runner.identity import identify, limit_context
+from radixlm.runner.journal import Journal, Report
+from radixlm.runner.runner import Runner
+from radixlm.runner.vocabulary import Vocabulary
+
+#: Share of the free memory that the pool takes by default. A CPU's memory belongs to everybody on the machine; on a GPU
+#: the rest is for activations.
+POOL_SHARE = {"cpu": 0.5, "cuda": 0.85}
+
+#: Page sizes tried when none was asked for: the first one that the attention backends take.
+PAGE_SIZES = (1, 16, 32, 64)
+
+
+class CountedWeights:
+    """Weights that report how many of their tensors were read."""
+
+    def __init__(self, weights: Weights, report: Report) -> None:
+        self._weights = weights
+        self._report = report
+        self._unread = set(weights.names())
+        self._count = len(self._unread)
+
+    def names(self) -> frozenset[str]:
+        return self._weights.names()
+
+    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        tensor = self._weights.get(name, shape)
+        if name in self._unread:
+            self._unread.remove(name)
+            self._report("weights", 1.0 - len(self._unread) / self._count)
+        return tensor
+
+
+def build(
+    config: Config, checkpoint: Checkpoint, vocabulary: Vocabulary, device: Device, journal: Journal
+) -> tuple[Runner, int, str]:
+    """A runner, warmed up, and the page size with the reason for it.
+
+    Raises:
+        StartupError: the model is not known, its weights are broken, or memory does not suffice.
+    """
+    threads, reason = device.set_threads(config.device.threads)
+    journal.decide("threads", threads, reason)
+    dtype = _dtype(config, checkpoint, device, journal)
+    with journal.stage("weights"):
+        family = table.find(checkpoint.config)
+        context = limit_context(config, family.context_length(checkpoint.config), checkpoint.name)
+        seed = config.model.random_seed or 0
+        weights = CountedWeights(open_weights(checkpoint, config.model.load_format, seed), journal.report)
+        model = family.build(checkpoint.config, weights, dtype, device.torch_device)
+    with journal.stage("memory"):
+        extend, decode, page_size, page_reason = _attention(
+            config.device, config.cache.page_size, model, dtype, device, journal
+        )
+        kv_dtype = _kv_dtype(config, dtype, journal)
+        shapes = [(spec.kv_heads, spec.head_dim) for spec in model.layers]
+        per_token = sum(2 * heads * dim for heads, dim in shapes) * kv_dtype.itemsize
+        size = _size(config, model, device, per_token, page_size, context)
+        pool = KVPool(shapes, size.pages, page_size, kv_dtype, device.torch_device)
+    journal.decide("kv_pool", f"{size.tokens} tokens", size.reason)
+    if config.schedule.max_running_requests is None:
+        journal.decide("max_running_requests", size.max_running, "by the pool's size")
+    identity = identify(
+        config,
+        checkpoint,
+        vocabulary,
+        dtype=_short(dtype),
+        vocab_size=model.vocab_size,
+        context_length=size.context_length,
+    )
+    facts = EngineFacts(
+        model=msgspec.structs.replace(
+            identity,
+            parameters=model.parameter_count(),
+            layers=len(model.layers),
+            hidden_size=model.hidden_size,
+            kv_bytes_per_token=per_token,
+            weight_bytes=model.weight_bytes(),
+        ),
+        device=device.facts(),
+        pool=PoolFacts(pages=size.pages, page_size=page_size, max_running=size.max_running, bytes=pool.bytes),
+        decisions=journal.decisions,
+        timings=journal.timings,
+    )
+    runner = Runner(model, pool, extend, decode, device, facts)
+    with journal.stage("warm-up"):
+        runner.warm_up()
+    return runner, page_size, page_reason
+
+
+def _dtype(config: Config, checkpoint: Checkpoint, device: Device, journal: Journal) -> torch.dtype:
+    if config.model.dtype != "auto":
+        dtype, reason = _named(config.model.dtype), "asked for"
+    else:
+        stored = checkpoint.config.get("torch_dtype")
+        dtype, reason = device.default_dtype(_named(stored) if isinstance(stored, str) else None)
+    journal.decide("dtype", _short(dtype), reason)
+    return dtype
+
+
+def _kv_dtype(config: Config, dtype: torch.dtype, journal: Journal) -> torch.dtype:
+    if config.cache.kv_cache_dtype == "auto":
+        journal.decide("kv_cache_dtype", _short(dtype), "the model's")
+        return dtype
+    journal.decide("kv_cache_dtype", config.cache.kv_cache_dtype, "asked for")
+    return _named(config.cache.kv_cache_dtype)
+
+
+def _attention(
+    config: DeviceConfig, page_size: int | None, model: Model, dtype: torch.dtype, device: Device, journal: Journal
+) -> tuple[AttentionBackend, AttentionBackend, int, str]:
+    """Backends of extends and of decode steps, and the page size that both take."""
+    sizes = PAGE_SIZES if page_size is None else (page_size,)
+    refusal = StartupError("no page size")
+    for size in sizes:
+        found: list[tuple[AttentionBackend, Choice]] = []
+        try:
+            for wanted in (config.prefill_attention_backend, config.decode_attention_backend):
+                found.append(
+                    choose_attention(wanted or config.attention_backend, device.kind, dtype, model.layers, size)
+                )
+        except StartupError as error:
+            refusal = error if size == sizes[0] else refusal
+            continue
+        (extend, first), (decode, second) = found
+        journal.decide("prefill_attention", first.name, first.reason)
+        journal.decide("decode_attention", second.name, second.reason)
+        finest = size == sizes[0]
+        reason = "prefixes can be shared up to any token" if finest else f"the smallest that {second.name} takes"
+        return extend, decode, size, reason
+    raise refusal
+
+
+def _size(config: Config, model: Model, device: Device, per_token: int, page_size: int, context: int) -> Budget:
+    return budget(
+        Demand(
+            memory_total=device.facts().memory_total,
+            memory_free=device.free_memory(),
+            weight_bytes=model.weight_bytes(),
+            bytes_per_token=per_token,
+            page_size=page_size,
+            context_length=context,
+            context_asked=config.model.context_length is not None,
+            share=POOL_SHARE[device.kind],
+            mem_fraction_static=config.cache.mem_fraction_static,
+            max_total_tokens=config.cache.max_total_tokens,
+            max_running=config.schedule.max_running_requests,
+        )
+    )
+
+
+def _named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise StartupError(f"{name!r} is no data type")
+    return dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

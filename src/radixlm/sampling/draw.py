@@ -1,0 +1,78 @@
+"""This module owns drawing an id from a row of scores with one uniform number, by inverting a cumulative sum.
+
+Ids stand in the sum in their own order, so both ways here, from all scores and from a few, give the same draw.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+#: Columns summed into one before the cumulative sum, see `invert`.
+BLOCK = 256
+
+
+def masses(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """[n] float64: the sum of exp((score - maximum) / temperature) over each row of [n, V]."""
+    weights = F.softmax(scores / temperature.float()[:, None], -1)
+    return 1.0 / weights.amax(-1).double()  # the maximum's own weight is 1
+
+
+def draw_from_all(
+    scores: torch.Tensor, temperature: torch.Tensor, cut: torch.Tensor | None, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """[n] ids drawn from rows [n, V], of scores at least `cut` [n] alone if it is given."""
+    width = scores.shape[1]
+    scaled = scores.new_empty(len(scores), -(-width // BLOCK) * BLOCK)
+    scaled[:, width:] = -torch.inf
+    torch.div(scores, temperature.float()[:, None], out=scaled[:, :width])
+    weights = F.softmax(scaled, -1)
+    if cut is not None:
+        weights[:, :width].masked_fill_(scores < cut[:, None], 0.0)
+    return invert(weights, uniforms)
+
+
+def draw_from_few(
+    values: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor, cut: torch.Tensor, uniforms: torch.Tensor
+) -> torch.Tensor:
+    """[n] ids drawn from rows of k scores and their ids [n, k] that hold all scores of at least `cut` [n]."""
+    order = ids.argsort(-1)
+    values, ids = values.gather(1, order), ids.gather(1, order)
+    scaled = (values.double() - values.amax(-1, keepdim=True)) / temperature[:, None]
+    running = torch.where(values >= cut[:, None], scaled.exp(), 0.0).cumsum(-1)
+    chosen = _first_above(running, _below(uniforms * running[:, -1], running[:, -1]))
+    return ids.gather(1, chosen[:, None])[:, 0]
+
+
+def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The id whose part of the cumulative weight holds `uniforms` of the total.
+
+    Two steps: the block of BLOCK ids, then the id in it, so that the long cumulative sum is only over blocks. An id
+    without weight is never the answer. Sums are per row, and in float64 where they are long, so that neither other rows
+    nor the length of the vocabulary matter.
+
+    Args:
+        weights: [n, k * BLOCK], at least 0, not all of a row 0. Any scale.
+        uniforms: [n] float64 in [0, 1).
+
+    Returns:
+        [n] int64.
+    """
+    blocks = weights.view(len(weights), -1, BLOCK)
+    totals = blocks.sum(-1).double().cumsum(-1)
+    target = _below(uniforms * totals[:, -1], totals[:, -1])
+    block = _first_above(totals, target)
+    before = torch.where(block > 0, totals.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0.0)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(-1)
+    return block * BLOCK + _first_above(inside, _below(target - before, inside[:, -1]))
+
+
+def _below(value: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """`value`, or the number next below `limit` if rounding took it there."""
+    return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))
+
+
+def _first_above(rising: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """[n] index of the first number above value [n] in each rising row [n, k]; the last if there is none (NaN)."""
+    found = torch.searchsorted(rising, value[:, None], right=True)[:, 0]
+    return found.clamp(max=rising.shape[1] - 1)

@@ -1,0 +1,1 @@
+"""Decisions: which tokens of which sequence are computed next. No torch, no sockets."""

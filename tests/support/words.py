@@ -1,0 +1,40 @@
+"""Inputs of the conformance cases: token ids of the default model's tokenizer, plain text, and what they are made of."""
+
+from __future__ import annotations
+
+import pydoc_data.topics
+from functools import cache
+
+from tokenizers import Tokenizer
+
+from support.models import packaged
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """The default model's, which the tiny models share."""
+    file = packaged().tokenizer_file
+    assert file is not None
+    return Tokenizer.from_file(str(file))
+
+
+@cache
+def _ordinary() -> tuple[int, ...]:
+    text = "\n".join(pydoc_data.topics.topics[name] for name in ("assignment", "class", "string-methods"))
+    return tuple(encode(text))
+
+
+def ids(count: int, start: int = 0) -> list[int]:
+    """Varied ordinary token ids, the same ones each time: those of a long plain text, from its token `start` on."""
+    found = _ordinary()[start : start + count]
+    assert len(found) == count, "the text is too short"
+    return list(found)
+
+
+def encode(text: str) -> list[int]:
+    """Token ids of a text, nothing added."""
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def decode(tokens: list[int], skip_special_tokens: bool = True) -> str:
+    return str(tokenizer().decode(tokens, skip_special_tokens=skip_special_tokens))

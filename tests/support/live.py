@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,10 +51,11 @@ def environment(scratch: Path) -> dict[str, str]:
     }
 
 
-def together(*calls: Callable[[], T]) -> list[T]:
-    """The results of calls made at the same time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+def together(calls: Iterable[Callable[[], T]]) -> list[T]:
+    """The results of calls made at the same time, in their order."""
+    waiting = list(calls)
+    with ThreadPoolExecutor(len(waiting)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in waiting]]
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0, what: str = "the condition") -> None:
@@ -97,7 +98,7 @@ def check_error(response: httpx.Response) -> Json:
 
 
 class Events:
-    """A stream of server-sent events that is being read. Every line is `data: <json>`, `data: [DONE]`, a comment, or blank.
+    """A stream of server-sent events that is being read. A line is `data: <json>`, `data: [DONE]`, a comment or blank.
 
     Attributes:
         done: `[DONE]` was read.

@@ -1,4 +1,4 @@
-"""Small Llama checkpoints made on the spot: with random weights, and with weights that make a model repeat its prompt."""
+"""Small Llama checkpoints made on the spot: with random weights, and with weights that make a model echo its prompt."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def random_weights(shape: Json, seed: int = 0) -> Weights:
 
 
 def repeater_weights(shape: Json) -> Weights:
-    """One attention layer that copies the token `PERIOD - 1` places back, so that the next token is the one a period ago.
+    """One attention layer that copies the token `PERIOD - 1` places back: the next token is the one a period ago.
 
     Every embedding is a row of signs whose first is +1. That constant makes queries and keys that know only their
     position; rotation turns their product into a peak at one distance. Values carry the token's signs to the output.

@@ -79,7 +79,7 @@ def check(api: Api, answer: Answer, sent: Any) -> None:
 def test_any_value_in_any_field(api: Api, path: str, caplog: pytest.LogCaptureFixture) -> None:
     fields = st.dictionaries(st.sampled_from(FIELDS[path]), values, max_size=4)
 
-    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(fields, messages, st.booleans())
     def run(fields: dict[str, Any], spoken: list[Any], stream: bool) -> None:
         body = {**BASES[path], "stream": stream, **fields}
@@ -95,7 +95,7 @@ def test_any_value_in_any_field(api: Api, path: str, caplog: pytest.LogCaptureFi
 def test_any_sampling_parameter_in_generate(api: Api) -> None:
     names = st.one_of(st.sampled_from([*SAMPLING, *native.REFUSED_SAMPLING, "no_stop_trim", "sampling_seed"]), words)
 
-    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(st.dictionaries(names, values, max_size=4), st.booleans(), st.booleans())
     def run(params: dict[str, Any], many: bool, stream: bool) -> None:
         params = {"max_new_tokens": 3, **params}
@@ -110,7 +110,7 @@ def test_any_sampling_parameter_in_generate(api: Api) -> None:
     run()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(data=st.one_of(st.binary(max_size=60), values.map(lambda value: json.dumps(value).encode())))
 def test_any_body(api: Api, data: bytes) -> None:
     for path in BASES:

@@ -384,3 +384,25 @@ def test_the_request_log_has_counts_and_no_text(caplog: pytest.LogCaptureFixture
     assert (fields["cached_tokens"], fields["completion_tokens"]) == (1, 2)
     assert 0 < fields["ttft_seconds"] <= fields["e2e_seconds"]
     assert "secret" not in str(fields)
+
+
+def test_a_group_of_which_one_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def go() -> None:
+        hub, box = ready_hub()
+        real, sent = box.send, []
+
+        def send(message: ToEngine) -> None:
+            if isinstance(message, Submit) and len(sent) == 2:
+                raise OverflowError("can't serialize")
+            sent.append(message)
+            real(message)
+
+        box.send = send  # type: ignore[method-assign]
+        with pytest.raises(OverflowError):
+            hub.submit([request(), request(), request()])
+        (cancel,) = box.of(Cancel)
+        assert cancel.uids == tuple(message.request.uid for message in box.of(Submit))
+        hub.receive(texts(*(TextDelta(uid, finish=Finish("abort")) for uid in cancel.uids)))
+        assert hub.in_flight == 0
+
+    asyncio.run(go())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base.errors import BadRequest, StartupError
@@ -47,6 +47,7 @@ specs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(specs, st.sampled_from([WORDS, RANDOM]))
 def test_a_workload_is_a_function_of_its_spec(spec: Spec, origin: Source) -> None:
     assert build(spec, origin) == build(spec, origin)
@@ -55,6 +56,7 @@ def test_a_workload_is_a_function_of_its_spec(spec: Spec, origin: Source) -> Non
     assert len(turns) == spec.count * (spec.turns if spec.name == "multi-turn" else 1)
 
 
+@settings(deadline=None)
 @given(specs.filter(lambda spec: spec.name == "random" and not spec.as_text))
 def test_random_lengths_are_in_range(spec: Spec) -> None:
     for session in build(spec, RANDOM):
@@ -76,6 +78,7 @@ def test_other_seeds_give_other_prompts() -> None:
     assert build(spec, WORDS) != build(replace(spec, seed=1), WORDS)
 
 
+@settings(deadline=None)
 @given(specs.filter(lambda spec: spec.name == "shared-prefix" and not spec.as_text))
 def test_prefixes_are_shared_evenly(spec: Spec) -> None:
     prompts = [only(session).ids or () for session in build(spec, WORDS)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.base import errors
@@ -133,6 +133,7 @@ def test_response_cut_at_every_byte() -> None:
         assert decoder.complete and decoder.reusable and decoder.status == 200
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=40), size=st.integers(1, 300))
 def test_response_cut_anywhere(cuts: list[int], size: int) -> None:
     wire = response(chunked(sse(EVENTS), size), *STREAM_HEADERS, length=False)
@@ -141,6 +142,7 @@ def test_response_cut_anywhere(cuts: list[int], size: int) -> None:
     assert (decoder.complete, body) == (True, sse(EVENTS))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", codec="utf-8")), max_size=8), st.data())
 def test_events_cut_anywhere(texts: list[str], data: st.DataObject) -> None:
     ending = data.draw(st.sampled_from([b"\n", b"\r\n"]))

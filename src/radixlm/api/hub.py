@@ -197,8 +197,12 @@ class Hub:
         uids = tuple(request.uid for request in numbered)
         stream = Stream(uids, self._leave, deadline + DEADLINE_GRACE if deadline else 0.0)
         for index, request in enumerate(numbered):
+            try:
+                self._outbox.send(Submit(request))
+            except BaseException:
+                stream.close()  # ends those that are on their way
+                raise
             self._live[request.uid] = _Live(request, index, stream, group)
-            self._outbox.send(Submit(request))
         return stream
 
     def abort(self, rid: str, reason: str) -> int:

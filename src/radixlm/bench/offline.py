@@ -29,6 +29,8 @@ class Generates(Protocol):
 
     def flush_cache(self) -> Any: ...
 
+    def stats(self) -> dict[str, Any]: ...
+
 
 _WARM_UP = Spec(count=4, input_len=32, output_len=4, seed=-1)
 
@@ -100,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     _show(f"{spec.name} on {facts['model']['name']} ({facts['model']['dtype']}, {facts['device']['name']})", passes)
     if path:
         figures = {name: [dataclasses.asdict(one) for one in runs] for name, runs in passes.items()}
-        report.save(path, report.document({**settings, "passes": figures}, report.this_command()))
+        report.save(path, report.document({**settings, "passes": figures}, "offline", argv))
         print(f"result written to {path}")
     return 0
 
@@ -124,7 +126,7 @@ def _measure(config: Config, spec: Spec, repeats: int) -> tuple[list[Measured], 
         passes = []
         for repeat in range(repeats):
             sessions = datasets.build(dataclasses.replace(spec, seed=spec.seed + repeat), origin, encode)
-            engine.flush_cache()
+            empty_cache(engine)
             passes.append(pass_over(engine, sessions))
         about = {
             "engine": msgspec.to_builtins(facts),
@@ -140,6 +142,13 @@ def _source(model_path: str, vocab_size: int) -> tuple[Source, Encode | None]:
         encode = source.load_tokenizer(str(file))
         return source.tokenised(encode, "the model's tokenizer"), encode
     return source.random_ids(vocab_size), None
+
+
+def empty_cache(engine: Generates) -> None:
+    """Forget all prefixes. An answer may be here a moment before its sequence is gone, so that is waited for."""
+    while (stats := engine.stats())["running"] or stats["waiting"]:
+        time.sleep(0.001)
+    engine.flush_cache()
 
 
 def pass_over(engine: Generates, sessions: Sequence[Session]) -> Measured:
@@ -179,7 +188,7 @@ def _show(title: str, passes: dict[str, list[Measured]]) -> None:
         ("cached input", [f"{_median(passes[n], 'hit_rate'):.1%}" for n in names], None),
     ]
     first = passes[names[0]][0]
-    headings = [f"{first.requests} requests", *names, *(["ratio"] if len(names) > 1 else [])]
+    headings = [f"{first.requests} requests", *names, *(["without / with"] if len(names) > 1 else [])]
     cells = []
     for label, values, compared in rows:
         ratio = []

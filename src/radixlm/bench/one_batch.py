@@ -90,7 +90,8 @@ def main(argv: Sequence[str]) -> int:
     shapes = [Shape(*sizes) for sizes in itertools.product(said.batch_size, said.input_len, said.output_len)]
     for shape in shapes:
         shape.check(facts)
-    budget = booted.config.schedule.max_prefill_tokens or 1
+    budget = booted.config.schedule.max_prefill_tokens
+    assert budget is not None, "filled at boot"
     seed = resolved.config.model.random_seed or 0
     ceilings = _ceilings(facts) if said.floors else None
     results = [measure(booted.runner, shape, budget, said.repeats, seed, ceilings) for shape in shapes]
@@ -104,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
             "ceilings": asdict(ceilings) if ceilings else None,
             "batches": [asdict(result) for result in results],
         }
-        report.save(path, report.document(settings, report.this_command()))
+        report.save(path, report.document(settings, "one-batch", argv))
         print(f"result written to {path}")
     return 0
 
@@ -130,6 +131,8 @@ def measure(
 
 
 def _ceilings(facts: EngineFacts) -> Ceilings:
+    if facts.device.kind == "null":
+        raise StartupError("--floors needs a device that computes; the null device has no ceilings")
     import torch
 
     from radixlm.device.select import choose, open_device

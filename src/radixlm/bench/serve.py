@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"plot written to {plot_path}")
     if result_path:
         figures = report.load_document(measured, summary, detailed=said.save_detailed)
-        content = report.document({**settings, "slo_ms": slo, **figures}, report.this_command())
+        content = report.document({**settings, "slo_ms": slo, **figures}, "serve", argv)
         report.save(result_path, content)
         print(f"result written to {result_path}")
     return 0 if summary.completed else 1

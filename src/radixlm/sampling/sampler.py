@@ -112,15 +112,22 @@ class Sampler:
         cut = cuts(some, values, mass, filters)
         listed = np.flatnonzero((cut > values[:, -1]).numpy() | (values.shape[1] == vocab))
         few = filtered[listed]
-        drawn_from_few = draw_from_few(
-            *(self._take(x, listed) for x in (values, ids, filters.temperature, cut)), uniforms=self._take(uniform, few)
+        take = self._take
+        listed_draws = draw_from_few(
+            take(values, listed),
+            take(ids, listed),
+            take(filters.temperature, listed),
+            take(cut, listed),
+            take(uniform, few),
         )
-        drawn = self._put(torch.empty(len(scores), dtype=torch.int64), few, drawn_from_few)
+        drawn = self._put(torch.empty(len(scores), dtype=torch.int64), few, listed_draws)
         many = np.setdiff1d(np.arange(len(scores)), few)
         if len(many):
             everywhere = self._put(scores.new_full((len(scores),), -torch.inf), filtered, cut)
-            drawn_from_all = draw_from_all(*(self._take(x, many) for x in (scores, temperature, everywhere, uniform)))
-            drawn = self._put(drawn, many, drawn_from_all)
+            draws = draw_from_all(
+                take(scores, many), take(temperature, many), take(everywhere, many), take(uniform, many)
+            )
+            drawn = self._put(drawn, many, draws)
         return drawn
 
     def _take(self, tensor: torch.Tensor, index: Index) -> torch.Tensor:

@@ -51,6 +51,9 @@ def requests_for(
     except BadRequest as error:
         error.param = param
         raise
+    text = wish.text
+    if text.min_new_tokens != sampling.min_new_tokens:  # it was cut to the room in the context
+        text = msgspec.structs.replace(text, min_new_tokens=sampling.min_new_tokens)
     seed = sampling.seed if wish.seeded else service.seeds.draw()
     now = time.time()
     limit = service.config.schedule.request_timeout
@@ -60,7 +63,7 @@ def requests_for(
             rid=rid,
             tokens=prompt.tokens,
             sampling=msgspec.structs.replace(sampling, seed=seed_of(seed, choice)),
-            text=wish.text,
+            text=text,
             logprobs=logprobs,
             namespace=stands.namespace,
             priority=stands.priority,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,11 @@ from radixlm.base.request import TextParams
 from radixlm.base.sampling import MAX_SEED, SamplingParams
 from radixlm.config.schema import LimitsConfig
 from radixlm.text.stop import compile_stops
+
+#: A token id as the key of an object.
+TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+
+MAX_STREAM_INTERVAL = 1 << 20
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, frozen=True):
@@ -120,7 +126,7 @@ def _sampling_params(asked: SamplingFields, max_new_tokens: int | None, service:
 def _logit_bias(bias: dict[str | int, float]) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, value in bias.items():
-        if isinstance(key, str) and not (key.isascii() and key.removeprefix("-").isdigit()):
+        if isinstance(key, str) and not TOKEN_ID.fullmatch(key):
             raise BadRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
         pairs.append((int(key), value))
     return tuple(pairs)
@@ -133,8 +139,10 @@ def _text_params(asked: TextFields, stream: bool, min_new_tokens: int, service: 
     _check_stop_count(len(stop_regex), "stop_regex", limits)
     compile_stops(stop, stop_regex)
     interval = asked.stream_interval
-    if interval is not None and interval < 1:
-        raise BadRequest(f"stream_interval is {interval}; it must be at least 1", param="stream_interval")
+    if interval is not None and not 1 <= interval <= MAX_STREAM_INTERVAL:
+        raise BadRequest(
+            f"stream_interval is {interval}; it must be between 1 and {MAX_STREAM_INTERVAL}", param="stream_interval"
+        )
     return TextParams(
         stop=stop,
         stop_regex=stop_regex,

@@ -1,4 +1,5 @@
-"""This module owns `Engine`: a model in this process. The ring is folded: the same messages, the same loop, in two threads.
+"""This module owns `Engine`: a model in this process. The ring is folded: the same messages, the same loop, in two
+threads.
 
 from radixlm import Engine
 
@@ -33,7 +34,7 @@ from radixlm.launch.parts import load_served
 from radixlm.runner.boot import boot
 from radixlm.text.worker import Detokenizer
 from radixlm.wire.link import Callback, LocalLink
-from radixlm.wire.messages import Drain, Ready, ToApi, ToDetokenizer, ToEngine
+from radixlm.wire.messages import Ready, ToDetokenizer, ToEngine
 
 R = TypeVar("R")
 Answer = dict[str, Any]
@@ -121,7 +122,9 @@ class Engine:
         stream: bool = False,
         **fields: Any,
     ) -> Any:
-        """`generate` for asyncio: a coroutine that gives the answers, or with `stream` an asynchronous iterator of them."""
+        """`generate` for asyncio: a coroutine that gives the answers, or with `stream` an asynchronous iterator of
+        them.
+        """
         body = _body(prompt, sampling_params, input_ids, fields, stream)
         if stream:
             return self._aiterate(body)

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from support.live import Refused, Server, environment, finishes, until
 from support.tiny import random_model
 
@@ -192,7 +193,8 @@ def test_two_hundred_streams_of_which_half_disconnect(server: Server) -> None:
     wrong: list[str] = []
 
     def ask(index: int) -> None:
-        body = {"model": server.model, "prompt": prompts[index % 20], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        prompt = prompts[index % 20]
+        body = {"model": server.model, "prompt": prompt, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         limit = rng.randrange(0, 38) if index % 2 else None
         got = ""
         with server.open("/v1/completions", body) as events:

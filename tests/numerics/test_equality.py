@@ -20,12 +20,27 @@ pytestmark = pytest.mark.xdist_group("equality")
 
 NEW = 64
 QUESTIONS = (
-    "The capital of France is", "Write a Python function that adds two numbers.", "List three colors of the rainbow.",
-    "Explain in one sentence why the sky is blue.", "Translate to Spanish: Good morning, my friend.", "1, 2, 3, 4,",
-    "Once upon a time in a small village", "The three laws of thermodynamics are", "def fibonacci(n):", "SELECT name FROM",
-    "What is the difference between a list and a tuple?", "Dear Sir or Madam,", "Water boils at", "To be, or not to be",
-    "The mitochondria is", "import numpy as np", "Q: Who wrote Hamlet? A:", "A haiku about autumn:", "In 1969,", "Grüße aus Wien!",
-)  # fmt: skip
+    "The capital of France is",
+    "Write a Python function that adds two numbers.",
+    "List three colors of the rainbow.",
+    "Explain in one sentence why the sky is blue.",
+    "Translate to Spanish: Good morning, my friend.",
+    "1, 2, 3, 4,",
+    "Once upon a time in a small village",
+    "The three laws of thermodynamics are",
+    "def fibonacci(n):",
+    "SELECT name FROM",
+    "What is the difference between a list and a tuple?",
+    "Dear Sir or Madam,",
+    "Water boils at",
+    "To be, or not to be",
+    "The mitochondria is",
+    "import numpy as np",
+    "Q: Who wrote Hamlet? A:",
+    "A haiku about autumn:",
+    "In 1969,",
+    "Grüße aus Wien!",
+)
 OPTIONS: dict[str, Any] = {"model": "smollm2", "dtype": "float32", "max_total_tokens": 20_000, "watchdog_timeout": 0.0}
 GREEDY = {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True}
 
@@ -66,11 +81,13 @@ def ids(answers: Any) -> list[list[int]]:
 
 
 def differences(got: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> list[str]:
-    return [
-        f"prompt {i} ({QUESTIONS[i]!r}) differs at token {next((j for j, (x, y) in enumerate(zip(a, b)) if x != y), -1)}"
-        for i, (a, b) in enumerate(zip(got, expected, strict=True))
-        if list(a) != list(b)
-    ]
+    """One line for each answer that is not what it should be."""
+    lines = []
+    for question, a, b in zip(QUESTIONS, got, expected, strict=True):
+        if list(a) != list(b):
+            same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            lines.append(f"{question!r} differs at token {same}")
+    return lines
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from radixlm.base.request import LogprobParams
 from radixlm.base.sampling import GREEDY_TEMPERATURE, SamplingParams
 from radixlm.device.cpu import CpuDevice
 from radixlm.sampling import rank
-from radixlm.sampling.draw import BLOCK, draw_from_all, draw_from_few, invert, masses
-from radixlm.sampling.filters import CANDIDATES, Filters, cuts
+from radixlm.sampling.draw import BLOCK, draw_filtered, invert
+from radixlm.sampling.filters import CANDIDATES, Wishes, cuts, shortlist
 from radixlm.sampling.logprobs import LOWEST, Scorer, take
 from radixlm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, OK, Sampled, Sampler
 from radixlm.sampling.table import SamplingTable
@@ -54,6 +54,11 @@ def one(params: SamplingParams, logits: torch.Tensor, prompt: Sequence[int] = (0
     sampled = Bench([(params, prompt, output)], logits.shape[-1]).sample(logits[None])
     assert sampled.status.tolist() == [OK]
     return int(sampled.tokens[0])
+
+
+def make_wishes(rows: int, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float = 0.5) -> Wishes:
+    figures = (temperature, float(top_k), top_p, min_p, uniform)
+    return Wishes(*(torch.full((rows,), figure, dtype=torch.float64) for figure in figures))
 
 
 # ---- oracles, written for clarity: float64, one row, full sorts
@@ -163,12 +168,9 @@ def test_kept_tokens_equal_the_oracle(
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * scale
     if coarse:
         logits = (logits * 4).round() / 4  # many ties, as 16-bit scores have
-    figures = (temperature, min(top_k, vocab) if top_k > 0 else vocab, top_p, min_p)
-    filters = Filters(*(torch.full((3,), float(figure), dtype=torch.float64) for figure in figures))
-    best = rank.largest(logits, CANDIDATES)[0]
-    cut = cuts(logits, best, masses(logits, filters.temperature), filters)
-    sorted_at_once = cuts(logits, rank.falling(logits, vocab), torch.ones(3, dtype=torch.float64), filters)
-    assert torch.equal(logits >= cut[:, None], logits >= sorted_at_once[:, None])
+    wishes = make_wishes(3, temperature, min(top_k, vocab) if top_k > 0 else vocab, top_p, min_p)
+    _, _, cut = shortlist(logits, wishes)
+    assert torch.equal(logits >= cut[:, None], logits >= cuts(logits, wishes)[:, None])
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for row, value in zip(logits, cut, strict=True):
         expected, margin = kept_set(row.numpy(), params)
@@ -189,20 +191,23 @@ def test_inversion_equals_one_long_cumulative_sum(seed: int, blocks: int, number
 
 
 @settings(max_examples=100, deadline=None)
-@given(seed=st.integers(0, 10_000), number=st.floats(0, 1, exclude_max=True), keep=st.integers(1, 60))
-def test_a_draw_from_few_is_a_draw_from_all(seed: int, number: float, keep: int) -> None:
-    scores = torch.randn(3, 1000, generator=torch.Generator().manual_seed(seed)) * 3
-    values, ids = rank.largest(scores, 64)
-    cut, uniform = values[:, keep - 1], torch.full((3,), number, dtype=torch.float64)
-    temperature = torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)
-    few = draw_from_few(values, ids, temperature, cut, uniform)
-    everything = draw_from_all(scores, temperature, cut, uniform)
-    # Rounding may decide otherwise only where the number is on the edge between two neighbours.
-    for row, (a, b) in enumerate(zip(few.tolist(), everything.tolist(), strict=True)):
-        kept = (scores[row] >= cut[row]).nonzero()[:, 0].tolist()
-        weights = ((scores[row].double() - values[row, 0]) / temperature[row]).exp()[kept]
-        edges = weights.cumsum(0) / weights.sum()
-        assert a == b or float((edges - number).abs().min()) < 1e-5
+@given(
+    seed=st.integers(0, 10_000),
+    number=st.floats(0, 1, exclude_max=True),
+    top_k=st.integers(1, 300),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+)
+def test_a_draw_from_the_best_is_the_draw_from_all(seed: int, number: float, top_k: int, temperature: float) -> None:
+    vocab = 1000
+    scores = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+    drawn = draw_filtered(scores, make_wishes(3, temperature, top_k, 1.0, 0.0, number))
+    for row, token in zip(scores.double(), drawn.tolist(), strict=True):
+        kept = row >= row.topk(top_k).values[-1]
+        sums = torch.where(kept, ((row - row.max()) / temperature).exp(), 0.0).cumsum(0)
+        sums /= sums[-1].item()
+        before = float(sums[token - 1]) if token else 0.0
+        assert kept[token]
+        assert before - 1e-5 <= number <= float(sums[token]) + 1e-5
 
 
 @pytest.mark.parametrize("number", [0.0, 0.25, 0.5, 1 - 2.0**-53])

@@ -1,14 +1,17 @@
-"""A day of requests on a simulated clock: everybody is served once, nobody waits long, nothing leaks, whatever the policy."""
+"""A day of requests on a simulated clock: everybody is served once, nobody waits long, nothing leaks, whatever the
+policy.
+"""
 
 from __future__ import annotations
 
 import pytest
-from support.simulation import Simulation, chats
 
 from radixlm.runner.clock import CostModel
 from radixlm.wire.messages import Finish
+from support.simulation import Simulation, chats
 
-#: A day of 100,000 requests, told in two hours on a device as slow as that makes it busy: batches are those of a busy server.
+#: A day of 100,000 requests, told in two hours on a device as slow as that makes it busy: batches are those of a busy
+#: server.
 DAY, SECONDS = 100_000, 7_200.0
 SLOW = CostModel(base=0.06, per_token=0.0001)
 

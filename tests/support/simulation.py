@@ -1,4 +1,6 @@
-"""The real loop, scheduler and cache on a clock of their own: arrivals come from a list, steps cost what a model of cost says."""
+"""The real loop, scheduler and cache on a clock of their own: arrivals come from a list, steps cost what a model of
+cost says.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class Record:
 
 
 def chats(count: int, seconds: float, seed: int) -> Iterator[Request]:
-    """A day of users: system prompts that many share, conversations that come back longer, some strangers; rush hours."""
+    """A day of users: system prompts that many share, conversations that come back longer, some strangers; rush
+    hours.
+    """
     rng = random.Random(seed)
     systems = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(50, 200))] for _ in range(12)]
     talks: list[list[int]] = []

@@ -1,4 +1,6 @@
-"""A scheduler driven step by step over a runner that recomputes everything, so that nothing but the plan can make it right."""
+"""A scheduler driven step by step over a runner that recomputes everything, so that nothing but the plan can make it
+right.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ def continuation(prompt: list[int], count: int, stops: frozenset[int] = frozense
 
 
 class RecomputingRunner:
-    """Mirrors the device tables from plans and remembers what each slot holds: a span may only read what was written for it.
+    """Mirrors the device tables from plans and remembers what each slot holds: a span may only read what was written
+    for it.
 
     The KV of a position stands for all tokens up to it, so a slot holds the checksum of these.
     """
@@ -176,5 +179,6 @@ def make_driver(
 
 
 __all__ = [
-    "VOCAB", "Driver", "LogprobParams", "SamplingParams", "StepLimits", "TextParams", "continuation", "make_driver", "settings",
+    "VOCAB", "Driver", "LogprobParams", "SamplingParams", "StepLimits", "TextParams", "continuation", "make_driver",
+    "settings",
 ]  # fmt: skip

@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from support.steps import Driver, SamplingParams, StepLimits, continuation, make_driver
 
 from radixlm.cache.nocache import NoCache
 from radixlm.wire.messages import Fault, Finish
+from support.steps import Driver, SamplingParams, StepLimits, continuation, make_driver
 
 EOS = frozenset({7})
 
@@ -188,7 +188,7 @@ def test_priority_goes_first_and_preempts() -> None:
     driver.step()
     assert any(uid == 9 for uid, _, _ in driver.spans[-1]), "the urgent request was not admitted within a step"
     driver.run()
-    assert list(driver.ends)[0] == 9
+    assert next(iter(driver.ends)) == 9
     for uid in range(3):
         assert driver.tokens[uid] == continuation(prompt(50, uid), 100)
 

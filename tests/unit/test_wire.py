@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -25,7 +26,8 @@ SCORES = m.Scores([1, 2], [None, -0.5], [[], [(3, -1.0), (4, -2.0)]], [[], [-3.0
 FACTS = EngineFacts(
     model=ModelFacts(
         name="m", path="/m", architecture="LlamaForCausalLM", dtype="float32", parameters=1, layers=1, hidden_size=8,
-        vocab_size=10, sampled_vocab_size=9, eos_ids=(1, 2), bos_id=None, context_length=32, kv_bytes_per_token=64, weight_bytes=4,
+        vocab_size=10, sampled_vocab_size=9, eos_ids=(1, 2), bos_id=None, context_length=32, kv_bytes_per_token=64,
+        weight_bytes=4,
     ),
     device=DeviceFacts(kind="cpu", name="c", memory_total=2, memory_free=1, cores=2, features=("avx2",)),
     pool=PoolFacts(pages=4, page_size=16, max_running=2, bytes=4096),
@@ -48,7 +50,8 @@ EXAMPLES: dict[Any, list[Any]] = {
         m.Goodbye(),
     ],
     m.ToApi: [
-        m.Texts([m.TextDelta(1, "é", [1], 1, SCORES, SCORES, m.Finish("length"), STATS), m.TextDelta(2, fault=m.Fault(500, "c", "w"))]),
+        m.Texts([m.TextDelta(1, "é", [1], 1, SCORES, SCORES, m.Finish("length"), STATS)]),
+        m.Texts([m.TextDelta(2, fault=m.Fault(500, "c", "w"))]),
         m.Boot("engine", "weights", 0.5),
         m.Ready("engine", FACTS),
         m.Reply(3, {"running": 1, "nested": {"a": [1.5, None, "x"]}}),
@@ -88,10 +91,8 @@ def test_damaged_messages_never_crash_the_reader(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(good) - 1))
     good[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(good)))
-    try:
-        Decoder(m.ToDetokenizer).decode(bytes(good[:cut]))
-    except Malformed as error:
-        assert str(error)
+    with contextlib.suppress(Malformed):
+        assert isinstance(Decoder(m.ToDetokenizer).decode(bytes(good[:cut])), get_args(m.ToDetokenizer))
 
 
 def test_wrong_version_and_size_are_named() -> None:

@@ -1,4 +1,5 @@
-"""This module owns what a step looks like to attention: `StepInputs`, the `AttentionBackend` protocol, and `Step`, which layers call.
+"""This module owns what a step looks like to attention: `StepInputs`, the `AttentionBackend` protocol, and `Step`,
+which layers call.
 
 A layer never knows about pages or the tree: it hands `Step.attend` its q, k, v and gets the attended values back.
 """

@@ -1,4 +1,6 @@
-"""This module owns what was found out at start: facts about the model, the device and the pool. Measured, never configured."""
+"""This module owns what was found out at start: facts about the model, the device and the pool. Measured, never
+configured.
+"""
 
 from __future__ import annotations
 

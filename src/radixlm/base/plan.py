@@ -1,8 +1,10 @@
-"""This module owns the two values the scheduler and the runner exchange: `Plan` (what a step will do), `Outcome` (what came back).
+"""This module owns the two values the scheduler and the runner exchange: `Plan` (what a step will do), `Outcome` (what
+came back).
 
 The runner mirrors device tables from plans alone: a token table [row, position], a page table [row, page index] and the
-sampling parameters of each row. A plan is applied in this order: `joins`, page writes, then the spans are computed. Steps run
-on the device in plan order, which is what makes it safe for a later plan to reuse a row or page that an earlier one still reads.
+sampling parameters of each row. A plan is applied in this order: `joins`, page writes, then the spans are computed.
+Steps run on the device in plan order, which is what makes it safe for a later plan to reuse a row or page that an
+earlier one still reads.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ class Join:
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One forward pass, frozen. Arrays of one entry per span share their index: span i computes tokens
-    `[starts[i], starts[i] + lengths[i])` of row `rows[i]`, whose attention sees positions `0 .. starts[i] + lengths[i] - 1`.
+    `[starts[i], starts[i] + lengths[i])` of row `rows[i]`, whose attention sees positions up to
+    `starts[i] + lengths[i] - 1`.
 
     Attributes:
         samples: span i reaches the last known token, so the token after it is sampled and written at
             `(rows[i], starts[i] + lengths[i])` of the token table.
-        page_rows, page_index, page_ids: page-table writes, `table[page_rows[j], page_index[j]] = page_ids[j]`: new pages
-            of growing rows and canonical pages that replace duplicates. Applied after `joins`, in order.
+        page_rows, page_index, page_ids: page-table writes, `table[page_rows[j], page_index[j]] = page_ids[j]`: new
+            pages of growing rows and canonical pages that replace duplicates. Applied after `joins`, in order.
     """
 
     step: int

@@ -8,7 +8,8 @@ from radixlm.base.plan import Ints
 
 
 class Lease:
-    """One sequence's hold on pages: a pinned prefix in the tree, then pages of its own. Only `cache.manager` changes it.
+    """One sequence's hold on pages: a pinned prefix in the tree, then pages of its own. Only `cache.manager` changes
+    it.
 
     Attributes:
         pages: page ids from position 0 on, `pages[p // page_size]` holds position p. A list of ints; never reordered.
@@ -30,7 +31,8 @@ class Lease:
 
 
 class Cache(Protocol):
-    """Verbs: open, grow, publish, close, reclaim. Questions: headroom, audit (and match and path, which change nothing).
+    """Verbs: open, grow, publish, close, reclaim. Questions: headroom, audit (and match and path, which change
+    nothing).
 
     Token arguments are int32 arrays starting at position 0.
     """
@@ -48,7 +50,9 @@ class Cache(Protocol):
         ...
 
     def open(self, tokens: Ints, namespace: str, limit: int, priority: int = 0) -> Lease:
-        """Pin the longest cached prefix of at most `limit` tokens and return the hold on it. Never fails: may match nothing."""
+        """Pin the longest cached prefix of at most `limit` tokens and return the hold on it. Never fails: may match
+        nothing.
+        """
         ...
 
     def grow(self, lease: Lease, upto: int) -> bool:
@@ -66,7 +70,9 @@ class Cache(Protocol):
         ...
 
     def close(self, lease: Lease) -> None:
-        """End the hold: unpublished pages are freed, published ones stay in the tree, unpinned. Closing twice raises."""
+        """End the hold: unpublished pages are freed, published ones stay in the tree, unpinned. Closing twice
+        raises.
+        """
         ...
 
     def reclaim(self, tokens: int) -> int:
@@ -78,7 +84,9 @@ class Cache(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """Tokens by owner: `free`, `leased` (held by leases outside the tree), `pinned` and `evictable` (in the tree), `total`."""
+        """Tokens by owner: `free`, `leased` (held by leases outside the tree), `pinned` and `evictable` (in the tree),
+        `total`.
+        """
         ...
 
     def audit(self) -> None:

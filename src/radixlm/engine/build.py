@@ -1,4 +1,6 @@
-"""This module owns the wiring of an engine: cache, scheduler and loop from a configuration and the facts of a booted runner."""
+"""This module owns the wiring of an engine: cache, scheduler and loop from a configuration and the facts of a booted
+runner.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,7 @@ def overlap_depth(config: Config, facts: EngineFacts) -> tuple[int, str]:
     if config.schedule.disable_overlap_schedule:
         return 1, "--disable-overlap-schedule"
     if facts.device.kind == "cpu":
-        return (
-            1,
-            "a CPU computes a step while the host waits: a second one in flight would only delay the tokens of the first",
-        )
+        return 1, "the host waits while a CPU computes: a second step in flight would only delay the first one's tokens"
     return 2, "the host plans the next step while the device computes one"
 
 

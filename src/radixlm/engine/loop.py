@@ -1,4 +1,6 @@
-"""This module owns the loop: messages in, plan, forward, sample, settle, commit, messages out. There is one, whatever the depth."""
+"""This module owns the loop: messages in, plan, forward, sample, settle, commit, messages out. There is one, whatever
+the depth.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,6 @@ from radixlm.wire.messages import (
     ToDetokenizer,
     ToEngine,
 )
-
 
 log = logging.getLogger("radixlm.engine")
 
@@ -66,8 +67,8 @@ class EngineLoop:
     """Drives one scheduler and one runner until it is told to stop.
 
     Args:
-        depth: steps in flight at most. 1: a step is planned when the last is known. 2: while the device computes one step the
-            host plans the next and hands out the one before.
+        depth: steps in flight at most. 1: a step is planned when the last is known. 2: while the device computes one
+            step the host plans the next and hands out the one before.
         clock: `time.time`, or a simulated one.
     """
 

@@ -1,4 +1,6 @@
-"""This module owns the engine's status line: what it did since the last one, while it is busy. A quiet engine says nothing."""
+"""This module owns the engine's status line: what it did since the last one, while it is busy. A quiet engine says
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class StatusLog:
             return  # the first step after a rest: a rate over the rest would mislead
         counts = self._scheduler.cache.counts()
         log.info(
-            "running %d  waiting %d  in %.0f tok/s (%.0f%% cached)  out %.0f tok/s  %.1f steps/s  pool %.0f%% used, %.0f%% cached",
+            "running %d  waiting %d  in %.0f tok/s (%.0f%% cached)  out %.0f tok/s  %.1f steps/s  "
+            "pool %.0f%% used, %.0f%% cached",
             len(self._scheduler.running),
             len(self._scheduler.waiting),
             prompt / seconds,

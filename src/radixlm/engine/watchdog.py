@@ -1,4 +1,6 @@
-"""This module owns the watchdog: a thread that notices when a step takes too long, shows where it is stuck and ends the process."""
+"""This module owns the watchdog: a thread that notices when a step takes too long, shows where it is stuck and ends
+the process.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ STUCK_STATUS = 70
 
 
 class Watchdog:
-    """`beat()` before every step, `rest()` when idle. A step longer than `seconds` ends the process with a stack dump."""
+    """`beat()` before every step, `rest()` when idle. A step longer than `seconds` ends the process with a stack
+    dump.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

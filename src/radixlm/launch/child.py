@@ -1,7 +1,8 @@
-"""This module owns the child processes: `python -m radixlm.launch.child ROLE DIRECTORY` becomes an engine or a detokenizer.
+"""This module owns the child processes: `python -m radixlm.launch.child ROLE DIRECTORY` becomes an engine or a
+detokenizer.
 
-A child that cannot start sends one `Boot` message with the reason and exits with `FAILED_STATUS`. A child whose parent dies is killed
-by the kernel, so that nothing outlives a server, however it ended.
+A child that cannot start sends one `Boot` message with the reason and exits with `FAILED_STATUS`. A child whose parent
+dies is killed by the kernel, so that nothing outlives a server, however it ended.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ import zmq
 from radixlm.api.app import build_app
 from radixlm.api.hub import Hub, Stage
 from radixlm.api.reader import SocketReader
+from radixlm.api.service import Served
 from radixlm.api.start import start
+from radixlm.api.witness import witnesses
 from radixlm.base.errors import StartupError
 from radixlm.base.facts import EngineFacts
 from radixlm.config.schema import Config
-from radixlm.api.service import Served
-from radixlm.api.witness import witnesses
 from radixlm.launch.parts import load_served
 from radixlm.launch.supervisor import Supervisor
 from radixlm.launch.topology import Topology

@@ -1,4 +1,6 @@
-"""This module owns who binds and who connects: every link of the ring is a row here, in a private directory made per server."""
+"""This module owns who binds and who connects: every link of the ring is a row here, in a private directory made per
+server.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Topology:
 
     @classmethod
     def create(cls) -> Topology:
-        """A fresh directory that only this user can enter (mode 0700). Its path is short: socket paths have 107 bytes at most."""
+        """A fresh directory that only this user can enter (mode 0700). Its path is short: socket paths have 107 bytes
+        at most.
+        """
         return cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
 
     @property

@@ -1,6 +1,6 @@
 """This module owns drawing an id from a row of scores with one uniform number, by inverting a cumulative sum.
 
-Ids stand in the sum in their own order, so both ways here, from all scores and from a few, give the same draw.
+Ids stand in the sum in their own order, so that a draw does not depend on how equal scores were sorted.
 """
 
 from __future__ import annotations
@@ -8,40 +8,57 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from radixlm.sampling.filters import Wishes, cuts, shortlist
+
 #: Columns summed into one before the cumulative sum, see `invert`.
 BLOCK = 256
 
 
-def masses(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """[n] float64: the sum of exp((score - maximum) / temperature) over each row of [n, V]."""
-    weights = F.softmax(scores / temperature.float()[:, None], -1)
-    return 1.0 / weights.amax(-1).double()  # the maximum's own weight is 1
+def draw_free(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
+    """[n] ids drawn from rows of scores [n, V] without a filter."""
+    return invert(_weights(scores, wishes.temperature), wishes.uniform)
 
 
-def draw_from_all(
-    scores: torch.Tensor, temperature: torch.Tensor, cut: torch.Tensor | None, uniforms: torch.Tensor
-) -> torch.Tensor:
-    """[n] ids drawn from rows [n, V], of scores at least `cut` [n] alone if it is given."""
+def draw_filtered(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
+    """[n] ids drawn from what top_k, top_p and min_p leave of rows of scores [n, V].
+
+    On a CPU most rows are drawn from their few best scores. A GPU sorts everything: that costs less than to wait until the
+    host knows which rows can do without.
+    """
+    if scores.device.type != "cpu":
+        return _draw_above(scores, cuts(scores, wishes), wishes)
+    values, ids, cut = shortlist(scores, wishes)
+    drawn = _draw_listed(values, ids, cut, wishes)
+    if values.shape[1] < scores.shape[1]:
+        rows = (cut <= values[:, -1]).nonzero()[:, 0]  # more is kept than the list holds
+        if len(rows):
+            drawn[rows] = _draw_above(scores[rows], cut[rows], wishes.take(rows))
+    return drawn
+
+
+def _draw_above(scores: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torch.Tensor:
+    weights = _weights(scores, wishes.temperature)
+    weights[:, : scores.shape[1]].masked_fill_(scores < cut[:, None], 0.0)
+    return invert(weights, wishes.uniform)
+
+
+def _draw_listed(values: torch.Tensor, ids: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torch.Tensor:
+    """Draw from lists of scores and their ids [n, K] that hold all scores above their cuts [n]."""
+    order = ids.argsort(-1)
+    values, ids = values.gather(1, order), ids.gather(1, order)
+    scaled = (values.double() - values.amax(-1, keepdim=True)) / wishes.temperature[:, None]
+    running = torch.where(values >= cut[:, None], scaled.exp(), 0.0).cumsum(-1)
+    chosen = _first_above(running, _below(wishes.uniform * running[:, -1], running[:, -1]))
+    return ids.gather(1, chosen[:, None])[:, 0]
+
+
+def _weights(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """The softmax of scores [n, V] / temperature [n], padded with zeros to whole blocks."""
     width = scores.shape[1]
     scaled = scores.new_empty(len(scores), -(-width // BLOCK) * BLOCK)
     scaled[:, width:] = -torch.inf
     torch.div(scores, temperature.float()[:, None], out=scaled[:, :width])
-    weights = F.softmax(scaled, -1)
-    if cut is not None:
-        weights[:, :width].masked_fill_(scores < cut[:, None], 0.0)
-    return invert(weights, uniforms)
-
-
-def draw_from_few(
-    values: torch.Tensor, ids: torch.Tensor, temperature: torch.Tensor, cut: torch.Tensor, uniforms: torch.Tensor
-) -> torch.Tensor:
-    """[n] ids drawn from rows of k scores and their ids [n, k] that hold all scores of at least `cut` [n]."""
-    order = ids.argsort(-1)
-    values, ids = values.gather(1, order), ids.gather(1, order)
-    scaled = (values.double() - values.amax(-1, keepdim=True)) / temperature[:, None]
-    running = torch.where(values >= cut[:, None], scaled.exp(), 0.0).cumsum(-1)
-    chosen = _first_above(running, _below(uniforms * running[:, -1], running[:, -1]))
-    return ids.gather(1, chosen[:, None])[:, 0]
+    return F.softmax(scaled, -1)
 
 
 def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:

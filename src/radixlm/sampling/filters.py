@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from radixlm.sampling import rank
 
@@ -24,47 +25,69 @@ CANDIDATES, MORE_CANDIDATES = 128, 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filters:
-    """Parameters of n rows, float64 [n] each (`top_k` too: it is a count up to the vocabulary's size, meaning all)."""
+class Wishes:
+    """How n rows are drawn, each [n] float64. A `top_k` of the vocabulary's size keeps all; `uniform` is in [0, 1)."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
+    uniform: torch.Tensor
 
-    def take(self, index: torch.Tensor) -> Filters:
-        return Filters(self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index])
+    def take(self, index: torch.Tensor) -> Wishes:
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniform)
+        return Wishes(*(column[index] for column in columns))
 
 
-def cuts(scores: torch.Tensor, best: torch.Tensor, mass: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The smallest score that each row keeps.
+def cuts(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
+    """The smallest score that each row of [n, V] float32 keeps, [n] float32, from all scores in order."""
+    vocab = scores.shape[1]
+    return _cut(rank.falling(scores, vocab), vocab, wishes, None)[0]
 
-    Args:
-        scores: [n, V] float32, before temperature, finite maxima.
-        best: [n, K] the K best of them, largest first.
-        mass: [n] float64, the sum of exp((score - maximum) / temperature) over the row, used where top_k keeps all.
+
+def shortlist(scores: torch.Tensor, wishes: Wishes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same without sorting a vocabulary, as far as possible.
 
     Returns:
-        [n] float32.
+        The K best scores of each row [n, K], largest first, their ids [n, K], and the cut [n], which may be below them.
     """
     vocab = scores.shape[1]
-    cut, below = _cut(best, vocab, mass, filters)
-    if best.shape[1] == vocab:
-        return cut
+    values, ids = rank.largest(scores, CANDIDATES)
+    mass = torch.ones_like(wishes.temperature)
+    rows = ((wishes.top_p < 1.0) & (wishes.top_k >= vocab)).nonzero()[:, 0]
+    if len(rows):
+        mass[rows] = _mass(scores[rows], wishes.temperature[rows])
+    cut, below = _cut(values, vocab, wishes, mass)
     for count in (MORE_CANDIDATES, vocab):
         rows = below.nonzero()[:, 0]
         if len(rows):
-            again = rank.falling(scores[rows], min(count, vocab))
-            cut[rows], below[rows] = _cut(again, vocab, mass[rows], filters.take(rows))
-    return cut
+            best = rank.falling(scores[rows], min(count, vocab))
+            cut[rows], below[rows] = _cut(best, vocab, wishes.take(rows), mass[rows])
+    return values, ids, cut
 
 
-def _cut(best: torch.Tensor, vocab: int, mass: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cuts from the K best of `vocab` scores [n, K], best first, and which rows [n] may need a cut below them all."""
+def _mass(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """[n] float64: the sum of exp((score - maximum) / temperature) over each row of [n, V]."""
+    weights = F.softmax(scores / temperature.float()[:, None], -1)
+    return 1.0 / weights.amax(-1).double()  # before the division by the sum, the maximum's weight was 1
+
+
+def _cut(
+    best: torch.Tensor, vocab: int, filters: Wishes, mass: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cuts from the K best of `vocab` scores.
+
+    Args:
+        best: [n, K], largest first.
+        mass: [n] of all scores, see `_mass`; None if these are all.
+
+    Returns:
+        The cuts [n], and which rows [n] need one below all of these scores, which theirs is then not.
+    """
     count = best.shape[1]
     scaled = (best - best[:, :1]) / filters.temperature.float()[:, None]
     running = scaled.exp_().cumsum(-1, dtype=torch.float64)
-    if count == vocab:
+    if mass is None or count == vocab:
         mass = running[:, -1]
 
     in_reach = filters.top_k <= count

@@ -16,9 +16,9 @@ import torch
 from radixlm.device.base import Device
 from radixlm.sampling import rank
 from radixlm.sampling.adjust import Adjuster, Masks
-from radixlm.sampling.draw import draw_from_all, draw_from_few, masses
-from radixlm.sampling.filters import CANDIDATES, Filters, cuts
-from radixlm.sampling.table import Batch, Index, Need
+from radixlm.sampling.draw import draw_filtered, draw_free
+from radixlm.sampling.filters import Wishes
+from radixlm.sampling.table import Batch, Need
 from radixlm.sampling.uniform import uniforms
 
 #: No model means a score beyond this. The bound leaves room in float32 for penalties and small temperatures.
@@ -80,60 +80,22 @@ class Sampler:
             top, tokens = rank.best(scores)
             status = torch.where(sound & (top == -torch.inf), NOTHING_ALLOWED, status)
         if batch.needs & Need.DRAW:
-            index = batch.having(Need.DRAW)
-            drawn = self._draw(self._take(scores, index), batch, index)
-            tokens = self._put(tokens, index, drawn)
+            wishes = self._wishes(batch)
+            filtered = batch.flags & Need.FILTER != 0
+            drawing = batch.flags & Need.DRAW != 0
+            for draw, index in (
+                (draw_free, np.flatnonzero(drawing & ~filtered)),
+                (draw_filtered, np.flatnonzero(drawing & filtered)),
+            ):
+                if len(index) == len(scores):
+                    tokens = draw(scores, wishes)
+                elif len(index):
+                    rows = self._device.upload(index)
+                    tokens = tokens.index_copy(0, rows, draw(scores[rows], wishes.take(rows)))
         return Sampled(torch.where(status == OK, tokens, 0), status.to(torch.int8))
 
-    def _draw(self, scores: torch.Tensor, batch: Batch, index: Index) -> torch.Tensor:
-        """Draw for these rows of the batch, scores [m, V]. What is needed for which row, the host knows."""
-        table, rows = batch.table, batch.rows[index]
-        numbers = uniforms(table.seed[rows], batch.positions[index])
+    def _wishes(self, batch: Batch) -> Wishes:
+        table, rows = batch.table, batch.rows
+        numbers = uniforms(table.seed[rows], batch.positions)
         columns = (table.temperature[rows], table.top_k[rows], table.top_p[rows], table.min_p[rows], numbers)
-        temperature, top_k, top_p, min_p, uniform = self._device.upload(np.stack(columns)).unbind(0)
-        filtered = np.flatnonzero(batch.flags[index] & Need.FILTER)
-        if not len(filtered):
-            return draw_from_all(scores, temperature, None, uniform)
-
-        some, vocab = self._take(scores, filtered), scores.shape[1]
-        filters = Filters(*(self._take(column, filtered) for column in (temperature, top_k, top_p, min_p)))
-        mass = torch.ones_like(filters.temperature)
-        whole = np.flatnonzero((table.top_p[rows[filtered]] < 1.0) & (table.top_k[rows[filtered]] >= vocab))
-        if len(whole):
-            of_whole = masses(self._take(some, whole), self._take(filters.temperature, whole))
-            mass = self._put(mass, whole, of_whole)
-        if self._device.kind != "cpu":
-            # A sort costs a GPU less than telling the host which rows can do without.
-            cut = cuts(some, rank.falling(some, vocab), mass, filters)
-            everywhere = self._put(scores.new_full((len(scores),), -torch.inf), filtered, cut)
-            return draw_from_all(scores, temperature, everywhere, uniform)
-
-        values, ids = rank.largest(some, CANDIDATES)
-        cut = cuts(some, values, mass, filters)
-        listed = np.flatnonzero((cut > values[:, -1]).numpy() | (values.shape[1] == vocab))
-        few = filtered[listed]
-        take = self._take
-        listed_draws = draw_from_few(
-            take(values, listed),
-            take(ids, listed),
-            take(filters.temperature, listed),
-            take(cut, listed),
-            take(uniform, few),
-        )
-        drawn = self._put(torch.empty(len(scores), dtype=torch.int64), few, listed_draws)
-        many = np.setdiff1d(np.arange(len(scores)), few)
-        if len(many):
-            everywhere = self._put(scores.new_full((len(scores),), -torch.inf), filtered, cut)
-            draws = draw_from_all(
-                take(scores, many), take(temperature, many), take(everywhere, many), take(uniform, many)
-            )
-            drawn = self._put(drawn, many, draws)
-        return drawn
-
-    def _take(self, tensor: torch.Tensor, index: Index) -> torch.Tensor:
-        """The entries at `index`, rising; the tensor itself if that is all of them."""
-        return tensor if len(index) == len(tensor) else tensor[self._device.upload(index)]
-
-    def _put(self, tensor: torch.Tensor, index: Index, entries: torch.Tensor) -> torch.Tensor:
-        """The tensor with other entries at `index`, rising."""
-        return entries if len(index) == len(tensor) else tensor.index_copy(0, self._device.upload(index), entries)
+        return Wishes(*self._device.upload(np.stack(columns)).unbind(0))

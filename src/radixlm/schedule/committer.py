@@ -1,4 +1,6 @@
-"""This module owns what is done with an outcome: tokens appended, endings found, computed prefixes published, news written."""
+"""This module owns what is done with an outcome: tokens appended, endings found, computed prefixes published, news
+written.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from radixlm.wire.messages import Extra, Failed, Fault, Finish, Scores, ToDetoke
 
 
 class Committer:
-    """Turns (plan, outcome) into the step's messages. `end` is called for each sequence that ended, and again when the last
-    step that touched it has come back."""
+    """Turns (plan, outcome) into the step's messages. `end` is called for each sequence that ended, and again when the
+    last step that touched it has come back."""
 
     def __init__(self, cache: Cache, planner: Planner, end: Callable[[Sequence, Finish | Fault, float], None]) -> None:
         self._cache = cache

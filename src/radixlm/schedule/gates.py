@@ -13,7 +13,8 @@ WORTH_WAITING = 32
 
 
 class PrefixGate:
-    """Holds a sequence back while another one, running, computes a prefix that both share and the tree does not have yet.
+    """Holds a sequence back while another one, running, computes a prefix that both share and the tree does not have
+    yet.
 
     Chunk by chunk the runner-up's match grows, and when nothing shared is left to come it passes. If the one ahead is
     cancelled, it is gone from `running` and the gate opens.

@@ -5,7 +5,8 @@ It reads the scheduler's state and changes sequences (spans dispatched, rows and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np

@@ -26,7 +26,8 @@ class FirstCome:
 
 class Ranked:
     """Any other order, with two bounds that no order can break: higher priorities go first, and whoever has waited
-    `max_wait` seconds goes ahead of all orders (so that a request that shares nothing is not starved by those that do)."""
+    `max_wait` seconds goes ahead of all orders (so that a request that shares nothing is not starved by those that
+    do)."""
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ def longest_prefix(cache: Cache) -> Callable[[list[Sequence]], list[Sequence]]:
 
 
 def depth_first(cache: Cache) -> Callable[[list[Sequence]], list[Sequence]]:
-    """`dfs-weight`: walk the tree depth first, the branch with most waiting sequences first, so that a branch is used up
-    before it is evicted (Zheng et al., SGLang, 2024, section 3: depth-first order is optimal for a given batch)."""
+    """`dfs-weight`: walk the tree depth first, the branch with most waiting sequences first, so that a branch is used
+    up before it is evicted (Zheng et al., SGLang, 2024, section 3: depth-first order is optimal for a given batch)."""
 
     def rank(waiting: list[Sequence]) -> list[Sequence]:
         paths = {s.uid: cache.path(s.token_array(s.prefix_limit), s.request.namespace) for s in waiting}
@@ -94,8 +95,8 @@ def make_order(name: str, cache: Cache, max_wait: float, seed: int = 0) -> First
 class OutputEstimate:
     """How much of what running sequences may still generate is set aside when a new one asks to enter.
 
-    `ratio` starts at 0.7 times the configured conservativeness and falls linearly, over 600 steps without a pause, to 0.14
-    of its start. A pause shows that it was too low: it jumps to what the running sequences are seen to need.
+    `ratio` starts at 0.7 times the configured conservativeness and falls linearly, over 600 steps without a pause, to
+    0.14 of its start. A pause shows that it was too low: it jumps to what the running sequences are seen to need.
     """
 
     START, FLOOR, STEPS = 0.7, 0.14, 600

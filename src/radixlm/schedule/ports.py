@@ -1,4 +1,6 @@
-"""This module owns the scheduler's own plug-in points: gates, which say "not yet", and orders, which say "who first"."""
+"""This module owns the scheduler's own plug-in points: gates, which say "not yet", and orders, which say "who
+first".
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ from radixlm.schedule.sequence import Sequence
 
 
 class WaitingQueue:
-    """Waiting sequences by priority, then arrival. `version` changes with every change, so that an order can be kept."""
+    """Waiting sequences by priority, then arrival. `version` changes with every change, so that an order can be
+    kept.
+    """
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []

@@ -136,7 +136,7 @@ class Scheduler:
             return Fault(
                 400,
                 "context_length_exceeded",
-                f"the prompt has {length} tokens; the KV pool holds {pool}. Raise --mem-fraction-static or --max-total-tokens",
+                f"the prompt has {length} tokens; the KV pool holds {pool} (--mem-fraction-static, --max-total-tokens)",
             )
         if len(self.waiting) >= self.settings.max_queued:
             return Fault(429, "queue_full", f"{len(self.waiting)} requests are waiting, which is the limit; try later")
@@ -218,7 +218,9 @@ class Scheduler:
     # ---- steps
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None: nothing to do, or somebody must be paused and steps in flight have to be settled first."""
+        """The next step, or None: nothing to do, or somebody must be paused and steps in flight have to be settled
+        first.
+        """
         if now >= self._look_at_deadlines:
             self._end_overdue(now)
             self._look_at_deadlines = now + DEADLINE_INTERVAL
@@ -289,8 +291,8 @@ class Scheduler:
         self._estimate.paused(self.running)
 
     def _make_way(self, threshold: int) -> bool:
-        """Pause running sequences for the first one waiting, if its priority is `threshold` or more above theirs and their
-        pages suffice. False: steps in flight have to be settled before that."""
+        """Pause running sequences for the first one waiting, if its priority is `threshold` or more above theirs and
+        their pages suffice. False: steps in flight have to be settled before that."""
         first = next(iter(self.waiting))
         weaker = [
             s for s in self.running if s.finish is None and s.request.priority <= first.request.priority - threshold

@@ -19,7 +19,8 @@ class Sequence:
     - `promised`: tokens being sampled by steps in flight;
     - `dispatched`: tokens whose KV is written, or will be by a step in flight.
 
-    What remains to compute is `len(tokens) + promised - dispatched`: a whole prompt, the rest of one, or a single token.
+    What remains to compute is `len(tokens) + promised - dispatched`: a whole prompt, the rest of one, or a single
+    token.
 
     Attributes:
         limit: length at which it ends: prompt plus `max_new_tokens`, cut to what the context and the pool can hold.
@@ -31,8 +32,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "cached_tokens", "computed", "dispatched", "ended", "finish", "first_token", "in_flight", "known_pages", "lease",
-        "limit", "promised", "prompt_len", "request", "retractions", "row", "scored", "started", "stop_ids", "tokens", "uid",
+        "cached_tokens", "computed", "dispatched", "ended", "finish", "first_token", "in_flight", "known_pages",
+        "lease", "limit", "promised", "prompt_len", "request", "retractions", "row", "scored", "started", "stop_ids",
+        "tokens", "uid",
     )  # fmt: skip
 
     def __init__(self, request: Request, limit: int, eos_ids: frozenset[int]) -> None:
@@ -66,7 +68,7 @@ class Sequence:
     @property
     def extending(self) -> bool:
         """More than the newest token is to be computed."""
-        return self.pending > 1 or len(self.tokens) <= self.prompt_len and self.promised == 0
+        return self.pending > 1 or (len(self.tokens) <= self.prompt_len and self.promised == 0)
 
     @property
     def generated(self) -> int:
@@ -79,7 +81,9 @@ class Sequence:
 
     @property
     def prefix_limit(self) -> int:
-        """How long a cached prefix is usable: never the last token (its logits are needed), nor a position to be scored."""
+        """How long a cached prefix is usable: never the last token (its logits are needed), nor a position to be
+        scored.
+        """
         limit = len(self.tokens) - 1
         scores = self.request.logprobs
         if scores is not None and scores.prompt_from >= 0 and self.scored < self.prompt_len:

@@ -101,6 +101,7 @@ class ChatTemplate:
             raise BadRequest(
                 "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
             )
+        generate = not continue_final_message if add_generation_prompt is None else add_generation_prompt
         hidden = _Hidden(self._control)
         try:
             shaped = normalise(messages, parse_arguments=form.takes_objects, knows_developer=form.knows_developer)
@@ -110,9 +111,7 @@ class ChatTemplate:
                 "messages": hidden.hide(shaped),
                 "tools": hidden.hide(tools) or None,
                 "documents": hidden.hide(documents) or None,
-                "add_generation_prompt": not continue_final_message
-                if add_generation_prompt is None
-                else add_generation_prompt,
+                "add_generation_prompt": generate,
             }
             if continue_final_message:
                 variables["messages"][-1]["content"] += hidden.mark
@@ -186,10 +185,12 @@ class _Hidden:
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
         """The text with hidden words shown again, as pieces of their own."""
+        if not self._words:
+            return (Piece(text),)
         parts = re.split(rf"{self._nonce}(\d{{6}})", text)  # text, number, text, number, ..., text
         found = [
-            Piece(self._words[int(part)], trusted=False) if odd else Piece(part)
-            for odd, part in zip(_alternate(len(parts)), parts, strict=True)
+            Piece(self._words[int(part)], trusted=False) if place % 2 else Piece(part)
+            for place, part in enumerate(parts)
         ]
         return tuple(piece for piece in found if piece.text)
 
@@ -265,7 +266,3 @@ def _checked(extra: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in _RESERVED or name.startswith("_") or not name.isidentifier():
             raise BadRequest(f"chat_template_kwargs cannot set {name!r}", param="chat_template_kwargs")
     return extra
-
-
-def _alternate(count: int) -> Iterable[bool]:
-    return (index % 2 == 1 for index in range(count))

@@ -1,7 +1,8 @@
-"""This module owns the links: an `Inbox` that one process reads, `Outbox`es that feed it. ZeroMQ between processes, a queue within one.
+"""This module owns the links: an `Inbox` that one process reads, `Outbox`es that feed it. ZeroMQ between processes, a
+queue within one.
 
-A link is one-way and keeps the order of each sender. Sending never blocks; a full or dead peer shows as a dead process, which the
-supervisor handles.
+A link is one-way and keeps the order of each sender. Sending never blocks; a full or dead peer shows as a dead process,
+which the supervisor handles.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ log = logging.getLogger("radixlm.wire")
 
 class Inbox(Protocol[M]):
     def receive(self, timeout: float | None) -> list[M]:
-        """All messages that are there. Waits for the first one up to `timeout` seconds (None: for ever; 0: not at all)."""
+        """All messages that are there. Waits for the first one up to `timeout` seconds (None: for ever; 0: not at
+        all).
+        """
         ...
 
     def close(self) -> None: ...
@@ -112,7 +115,8 @@ class ZmqOutbox(Generic[M_contra]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, 0)
-        # On close, wait this long (ms) for bytes that are still on their way: the last message tells why a process ended.
+        # On close, wait this long (ms) for bytes that are still on their way: the last message tells why a process
+        # ended.
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address)
 

@@ -7,7 +7,8 @@
     engine -> api         Boot, Ready, Reply
     detokenizer -> api    Boot, Ready (its own)
 
-For every submitted request the api process gets exactly one terminal message: a `TextDelta` with `finish`, or one with `error`.
+For every submitted request the api process gets exactly one terminal message: a `TextDelta` with `finish`, or one with
+    `error`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Query(msgspec.Struct, frozen=True, tag="query"):
-    """Ask the engine something: `stats`, `flush` (drop all unused prefixes), `audit`, `ping`. Answered by `Reply` with the same tag."""
+    """Ask the engine something: `stats`, `flush` (drop all unused prefixes), `audit`, `ping`. Answered by `Reply` with
+    the same tag.
+    """
 
     ticket: int
     what: str

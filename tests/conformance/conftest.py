@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from support.live import Server
-from support.servers import Servers
+from support.servers import SERVERS, Servers
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one server go to one worker (`--dist loadgroup`), so that it is started once."""
+    for item in items:
+        for name in SERVERS.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session")

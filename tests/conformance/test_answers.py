@@ -10,8 +10,6 @@ import pytest
 from support.live import Server, deltas, finishes, together
 from support.words import WIDE, chat_saying, saying
 
-pytestmark = pytest.mark.xdist_group("plain")
-
 
 def scores(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The logprob entries of a chat stream."""
@@ -51,7 +49,6 @@ def test_logp_1_shape_in_chats(plain: Server) -> None:
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == choice["message"]["content"]
 
 
-@pytest.mark.xdist_group("repeater")
 def test_logp_1_bytes_of_characters_in_parts(repeater: Server) -> None:
     """Tokens that are parts of a character have bytes that join to it."""
     choice = repeater.chat(**chat_saying(WIDE), max_tokens=64, logprobs=True)["choices"][0]
@@ -193,7 +190,6 @@ def test_usage_2_streams_always_end(plain: Server) -> None:
 def test_usage_2_streams_of_tool_calls_and_reasoning_end() -> None: ...
 
 
-@pytest.mark.xdist_group("repeater")
 def test_usage_2_streams_that_stop_by_themselves_end(repeater: Server) -> None:
     for text in ("", "one", WIDE):
         chunks = repeater.complete_stream(prompt=saying(text), max_tokens=64)

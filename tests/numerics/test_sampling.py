@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from radixlm.base.plan import Join
 from radixlm.base.request import LogprobParams
 from radixlm.base.sampling import GREEDY_TEMPERATURE, SamplingParams
 from radixlm.device.cpu import CpuDevice
@@ -21,33 +19,11 @@ from radixlm.sampling import rank
 from radixlm.sampling.draw import BLOCK, draw_filtered, invert
 from radixlm.sampling.filters import CANDIDATES, Wishes, cuts, shortlist
 from radixlm.sampling.logprobs import LOWEST, Scorer, take
-from radixlm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, OK, Sampled, Sampler
-from radixlm.sampling.table import SamplingTable
+from radixlm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED, OK
 from radixlm.sampling.uniform import uniforms
+from support.sampling import EOS, WISHES, Bench
 
-EOS = 3
 DEVICE = CpuDevice()
-
-
-class Bench:
-    """A sampler with rows in its tables, one for each (params, prompt, output)."""
-
-    def __init__(self, rows: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]], vocab: int) -> None:
-        longest = max(len(prompt) + len(output) for _, prompt, output in rows)
-        tokens = torch.zeros(len(rows), longest + 1, dtype=torch.int32)
-        self.table = SamplingTable(len(rows), vocab, (EOS,))
-        self.known = np.zeros(len(rows), np.int64)
-        for row, (params, prompt, output) in enumerate(rows):
-            known = np.array([*prompt, *output], np.int32)
-            tokens[row, : len(known)] = torch.from_numpy(known)
-            tokens[row, len(known) :] = 7  # what an earlier sequence left behind
-            self.table.join(Join(row, row, known, np.empty(0, np.int32), len(prompt), params))
-            self.known[row] = len(known)
-        self.sampler = Sampler(tokens, vocab, DEVICE)
-
-    def sample(self, logits: torch.Tensor, rows: Sequence[int] | None = None, **more: Any) -> Sampled:
-        index = np.arange(len(self.known)) if rows is None else np.array(rows, np.int64)
-        return self.sampler.sample(logits, self.table.batch(index, self.known[index]), **more)
 
 
 def one(params: SamplingParams, logits: torch.Tensor, prompt: Sequence[int] = (0,), output: Sequence[int] = ()) -> int:
@@ -251,19 +227,6 @@ def test_a_top_k_beyond_the_vocabulary_is_none() -> None:
 
 # ---- one row in any company
 
-WISHES = [
-    SamplingParams(temperature=0.0),
-    SamplingParams(seed=11),
-    SamplingParams(seed=12, temperature=0.2, top_p=0.9),
-    SamplingParams(seed=13, temperature=2.5, top_p=0.97),  # cut far below the candidates
-    SamplingParams(seed=14, top_k=50, min_p=0.01),
-    SamplingParams(temperature=0.0, repetition_penalty=1.7),
-    SamplingParams(seed=15, frequency_penalty=1.5, presence_penalty=-0.5),
-    SamplingParams(seed=16, logit_bias=((5, 100.0), (6, 99.0))),
-    SamplingParams(temperature=0.0, min_new_tokens=100, stop_token_ids=(9,), max_new_tokens=200),
-    SamplingParams(seed=17, temperature=1.2, top_k=400, top_p=0.5),
-]
-
 
 @pytest.mark.parametrize("vocab", [1000, 49152])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -327,7 +290,6 @@ def test_seeds_give_the_same_and_different_texts() -> None:
 def test_penalties_equal_the_formula(
     seed: int, repetition: float, frequency: float, presence: float, prompt_len: int, output_len: int
 ) -> None:
-    """The scores are read off by adding a bias to one id after another until it wins."""
     vocab = 12
     generator = np.random.default_rng(seed)
     params = SamplingParams(
@@ -339,15 +301,27 @@ def test_penalties_equal_the_formula(
         rows.append((params, prompt, generator.integers(0, vocab, output_len).tolist()))
     rows.append((SamplingParams(temperature=0.0), [1], [2]))
     logits = torch.from_numpy(generator.normal(size=(3, vocab)).astype(np.float32)) * 3
-    scores = logits.clone()
     bench = Bench(rows, vocab)
-    bench.sampler._adjuster.apply(scores, bench.table.batch(np.arange(3), bench.known), {})
+    batch = bench.table.batch(np.arange(3), bench.known)
+    untouched = logits.clone()
+    scores = bench.sampler._adjuster.adjusted(logits, batch, {})
+    assert torch.equal(logits, untouched)
     for row, (params, prompt, output) in enumerate(rows):
         expected = penalised(logits[row].numpy(), params, prompt, output)
         assert scores[row].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    again = logits.clone()
-    bench.sampler._adjuster.apply(again, bench.table.batch(np.arange(3), bench.known), {})
+    again = bench.sampler._adjuster.adjusted(logits, batch, {})
     assert torch.equal(again, scores)  # no counts are left over
+
+
+def test_ids_without_a_score_are_penalised_nowhere() -> None:
+    """A prompt may hold ids of the padding; they must not spill into the row after."""
+    vocab = 10
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
+    bench = Bench([(params, [1, vocab, vocab + 3], [vocab + 1]), (params, [2], [3])], vocab)
+    logits = torch.ones(2, vocab)
+    scores = bench.sampler._adjuster.adjusted(logits, bench.table.batch(np.arange(2), bench.known), {})
+    assert scores[0].tolist() == [1, 0.5, *[1] * 8]
+    assert scores[1].tolist() == [1, 1, 0.5, -0.5, *[1] * 6]
 
 
 def test_penalties_in_a_mixed_batch_touch_their_own_rows_only() -> None:
@@ -388,9 +362,11 @@ def test_masks_allow_nothing_else() -> None:
     free = bench.sample(logits).tokens.tolist()
     assert bench.sample(logits, masks={0: words, 1: words}).tokens.tolist() == [67, 67]
     assert bench.sample(logits, masks={1: words, 0: everything}).tokens.tolist() == [free[0], 67]
-    nothing = bench.sample(logits, masks={0: np.zeros(3, np.int32)})
-    assert nothing.status.tolist() == [NOTHING_ALLOWED, OK]
-    assert nothing.tokens.tolist() == [0, free[1]]
+    none = np.zeros(3, np.int32)
+    for forbidden in ([0], [1], [0, 1]):
+        sampled = bench.sample(logits, masks=dict.fromkeys(forbidden, none))
+        assert sampled.status.tolist() == [NOTHING_ALLOWED if i in forbidden else OK for i in range(2)]
+        assert sampled.tokens.tolist() == [0 if i in forbidden else free[i] for i in range(2)]
 
 
 # ---- what no model should give

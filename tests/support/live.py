@@ -265,7 +265,7 @@ class Server:
         def settled() -> bool:
             figures = self.figures()
             busy = figures["running"] + figures["waiting"] + figures["pool_leased"] + figures["pool_pinned"]
-            return busy == 0 and figures["pool_free"] + figures["pool_evictable"] == figures["pool_total"]
+            return bool(busy == 0 and figures["pool_free"] + figures["pool_evictable"] == figures["pool_total"])
 
         until(settled, seconds, "an idle engine")
 
@@ -317,6 +317,14 @@ class Server:
                 raise Refused(response.status_code, check_error(response))
             assert response.headers["content-type"].startswith("text/event-stream")
             yield Events(response)
+
+    def send(self, path: str, body: Json) -> socket.socket:
+        """Send a POST and read nothing. Closing the socket disconnects."""
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10.0)
+        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        return connection
 
     def events(self, path: str, body: Json) -> list[Json]:
         """All chunks of a stream that ends well: with exactly one `[DONE]`."""

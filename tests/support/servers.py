@@ -14,13 +14,13 @@ KEY, ADMIN_KEY = "sk-test-7Qm2xW", "sk-admin-9Kd4pZ"
 #: Of the server in pages.
 PAGE, CHUNK = 16, 64
 
-#: Of the server whose pool is smaller than its context.
-SCARCE_CTX, SCARCE_POOL = 1024, 930
+#: Tokens in the pool of the server whose pool is smaller than its model's context.
+SCARCE_POOL = 930
 
 #: Of the server with few rows and small chunks.
 ROWS = 4
 
-POOL = ("--max-total-tokens", "32768")
+POOL = ("--max-total-tokens", "32768", "--dtype", "float32")
 
 
 def _plain(models: Path) -> Server:
@@ -37,8 +37,8 @@ def _paged(models: Path) -> Server:
 
 
 def _scarce(models: Path) -> Server:
-    sizes = ("--context-length", str(SCARCE_CTX), "--max-total-tokens", str(SCARCE_POOL))
-    return Server(tiny.random_model(models / "scarce"), *sizes, "--max-running-requests", "16")
+    sizes = ("--max-total-tokens", str(SCARCE_POOL), "--max-running-requests", "16")
+    return Server(tiny.random_model(models / "scarce"), *sizes, "--dtype", "float32")
 
 
 def _narrow(models: Path) -> Server:
@@ -68,16 +68,23 @@ SERVERS: Mapping[str, Callable[[Path], Server]] = {
 
 
 class Servers:
-    """Servers by name, started when they are first asked for."""
+    """Servers by name, started when they are first asked for. One that cannot start is not tried again."""
 
     def __init__(self, models: Path) -> None:
         self._models = models
         self._running: dict[str, Server] = {}
+        self._failed: dict[str, BaseException] = {}
 
     def lend(self, name: str) -> Iterator[Server]:
         """A fixture: the server for one test, which must leave it as well as it was."""
+        if name in self._failed:
+            raise self._failed[name]
         if name not in self._running:
-            self._running[name] = SERVERS[name](self._models)
+            try:
+                self._running[name] = SERVERS[name](self._models)
+            except BaseException as error:
+                self._failed[name] = error
+                raise
         server = self._running[name]
         yield server
         server.check_well()

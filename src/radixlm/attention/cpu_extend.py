@@ -45,7 +45,9 @@ def tiles(
         result = scratch.take("result", q.dtype, kv_heads, n, per_head, dim)
         flat = scores.view(kv_heads, n * per_head, end - begin)
         torch.mul(queries[:, first:last], spec.scale, out=tile)
-        torch.bmm(tile.view(kv_heads, n * per_head, dim), keys[:, begin:end].transpose(1, 2), out=flat)
+        # Dense, because the product would make a transposed copy of a part.
+        seen = keys[:, begin:end].contiguous().transpose(1, 2)
+        torch.bmm(tile.view(kv_heads, n * per_head, dim), seen, out=flat)
         if spec.soft_cap:
             scores.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
         _mask(scores, spec.window)

@@ -5,7 +5,7 @@ Only integers here (numpy); the arithmetic is in `cpu_decode` and `cpu_extend`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,15 +16,15 @@ from radixlm.attention.base import StepInputs
 
 Indices = npt.NDArray[np.int64]
 
-#: Slots to read: a slice where they are consecutive (read in place), else an index tensor (gathered).
+#: Slots to read: a slice where they are consecutive, else an index tensor.
 Place = slice | torch.Tensor
 
 #: Bytes of keys and values that one block gathers, so that they are still in the cache when they are multiplied.
 BLOCK_BYTES = 4 << 20
 #: Bytes of one block's score matrix.
 SCORE_BYTES = 4 << 20
-#: Bytes of reading that a shared or in-place prefix must save in a step to be worth its two further products.
-WORTH_BYTES = 1 << 20
+#: Bytes of reading per layer that a shared prefix must save to be worth its two further products.
+WORTH_BYTES = 1 << 19
 #: Rows of a block are padded to the longest; a shorter row joins if it fills this share of it, or lacks few tokens.
 FILL = 0.75
 SLACK = 32
@@ -53,14 +53,14 @@ class Group:
         rows: [n] indices into the step's decode spans.
         shared: where the positions all rows have in common lie; None if there are none.
         shared_len: how many those are.
-        own: [n, longest] slots, a row's last slot repeated where it is shorter; None if nothing is left.
+        own: [n, longest] slots (at least the current token's), a row's last one repeated where it has fewer.
         own_lens: [n] valid entries of each row.
     """
 
     rows: list[int]
     shared: Place | None
     shared_len: int
-    own: Indices | None
+    own: Indices
     own_lens: Indices
 
 
@@ -106,40 +106,29 @@ def groups(spans: list[Span], page_size: int, window: int, token_bytes: int, sco
     """
     ends = np.array([span.end for span in spans])
     begins = np.maximum(ends - window, 0) if window else np.zeros_like(ends)
-    rest = list(range(len(spans)))
+    rest = set(range(len(spans)))
     made: list[Group] = []
 
-    def cut(rows: list[int], shared: Place | None, shared_len: int) -> None:
+    def cut(rows: Iterable[int], shared: Place | None, shared_len: int) -> None:
         lens = {row: int(ends[row] - begins[row]) - shared_len for row in rows}
-        for part in _parts(rows, lens, shared_len, token_bytes, score_bytes):
-            longest = lens[part[0]]
-            own = None
-            if longest:
-                positions = begins[part][:, None] + shared_len + np.arange(longest)
-                own = _own_slots([spans[row].pages for row in part], page_size, positions, ends[part] - 1)
+        for part in _parts(lens, shared_len, token_bytes, score_bytes):
+            positions = begins[part][:, None] + shared_len + np.arange(lens[part[0]])
+            own = _own_slots([spans[row].pages for row in part], page_size, positions, ends[part] - 1)
             made.append(Group(part, shared, shared_len, own, np.array([lens[row] for row in part])))
 
     if not begins.any():
         for rows, length in _sharing(spans, page_size, token_bytes):
             cut(rows, place(spans[rows[0]].pages, page_size, 0, length), length)
-            rest = [row for row in rest if row not in rows]
-    for row in tuple(rest):
-        begin = int(begins[row])
-        run = _run(spans[row], page_size, begin)
-        if len(spans) == 1 or run * token_bytes >= WORTH_BYTES:
-            cut([row], place(spans[row].pages, page_size, begin, begin + run), run)
-            rest.remove(row)
+            rest.difference_update(rows)
     if rest:
         cut(rest, None, 0)
     return made
 
 
-def _parts(
-    rows: list[int], lens: dict[int, int], shared_len: int, token_bytes: int, score_bytes: int
-) -> Iterator[list[int]]:
-    """Rows of similar length together, longest first, each part within the byte limits."""
+def _parts(lens: dict[int, int], shared_len: int, token_bytes: int, score_bytes: int) -> Iterator[list[int]]:
+    """Rows (the keys of lens) of similar length together, longest first, each part within the byte limits."""
     part: list[int] = []
-    for row in sorted(rows, key=lambda row: -lens[row]):
+    for row in sorted(lens, key=lambda row: -lens[row]):
         if part:
             longest, count = lens[part[0]], len(part) + 1
             similar = lens[row] >= longest * FILL or longest - lens[row] <= SLACK
@@ -184,14 +173,6 @@ def _common(a: Indices, b: Indices) -> int:
         return 0
     differs = a[:count] != b[:count]
     return int(differs.argmax()) if differs.any() else count
-
-
-def _run(span: Span, page_size: int, begin: int) -> int:
-    """Positions from `begin` on that lie in consecutive slots."""
-    pages = span.pages[begin // page_size :]
-    broken = np.diff(pages) != 1
-    count = int(broken.argmax()) + 1 if broken.any() else len(pages)
-    return min(count * page_size - begin % page_size, span.end - begin)
 
 
 def _slots(pages: Indices, page_size: int, positions: Indices) -> Indices:

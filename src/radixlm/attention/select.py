@@ -21,6 +21,16 @@ BACKENDS: Registry[Capabilities] = Registry(
                 devices=frozenset({"cpu"}), dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})
             ),
         ),
+        Entry(
+            "triton",
+            "radixlm.attention.triton:TritonAttention",
+            Capabilities(
+                devices=frozenset({"cuda"}),
+                dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+                head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
+                requires=("triton",),
+            ),
+        ),
         Entry("torch_ref", "radixlm.attention.torch_ref:TorchReference", Capabilities(devices=frozenset())),
     ),
 )

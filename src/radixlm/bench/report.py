@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.markup import escape
 
 from radixlm.bench.loadgen import Record, Run
 from radixlm.bench.summary import Distribution, Summary
@@ -71,23 +70,16 @@ def show(title: str, summary: Summary, errors: Mapping[str, int]) -> None:
 
 
 def grid(title: str, headings: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
-    """Print rows of cells, the first column to the left and the others to the right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD if headings else None, pad_edge=False, show_header=bool(headings))
+    """Print rows of cells, the first column to the left and the others to the right. Never folded or cut."""
     rows = list(cells)
-    for column in range(max(map(len, (headings, *rows)))):
-        heading = headings[column] if headings else ""
-        table.add_column(heading, justify="right" if column else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console = Console(highlight=False)
-    if title:
-        console.print(f"\n[bold]{escape(title)}[/bold]", soft_wrap=True)
-    # a table is never folded: a pipe has no width, and on a terminal a long line does less harm than a cut figure
-    console.print(table, soft_wrap=True, crop=False)
+    lines = [headings, *rows] if headings else rows
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(f"\n{title}" if title else "")
+    for number, line in enumerate(lines):
+        first, *others = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join((first, *(cell.strip().rjust(len(cell)) for cell in others))).rstrip())
+        if headings and number == 0:
+            print("-" * (sum(widths) + 2 * len(widths) - 2))
 
 
 # ---- the file

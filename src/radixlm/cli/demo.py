@@ -42,7 +42,7 @@ Safety. The rocks are slippery when wet. Stay behind the yellow line when the fo
 storm the ferry does not run, and the museum closes two hours before the last boat. In an emergency, ask any member of
 the staff, who wear blue jackets, or ring the bell at the landing three times."""
 
-QUESTIONS: Final = ("Who built the lighthouse, and when?", "How much does a ticket cost for an adult?")
+QUESTIONS: Final = ("In which year was the lighthouse built?", "How many steps does the tower have?")
 
 #: Greedy, so that every run says the same; short, since it is the prompt that this is about.
 SAMPLING: Final[dict[str, Any]] = {"temperature": 0.0, "max_new_tokens": 64}

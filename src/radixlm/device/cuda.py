@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -79,7 +80,10 @@ class CudaDevice:
 
     def upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         # From pinned memory the copy is only queued; from the array itself the host would wait for it.
-        return torch.tensor(array, pin_memory=True).to(self.torch_device, non_blocking=True)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        pinned.numpy()[...] = array
+        return pinned.to(self.torch_device, non_blocking=True)
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Copying:
         return Copying(tensors)

@@ -187,7 +187,8 @@ class _Server:
                     self._on_progress(progress.role, progress.stage, progress.fraction)
             if ready.done():
                 ready.result()
-                url = f"http://{self._config.server.host}:{self._listener.getsockname()[1]}{self._config.server.root_path}"
+                host = self._config.server.host
+                url = f"http://{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}{self._config.server.root_path}"
                 self._on_ready(hub.facts, url, time.monotonic() - self._started)
         finally:
             for task in (ready, ended):

@@ -68,14 +68,15 @@ class Supervisor:
         self._stopping = True
 
     async def stop(self, grace: float = GRACE) -> None:
-        """Wait for the children to end, then kill what is left."""
+        """Wait for the children to end, then kill what is left. Without `grace` they are killed at once."""
         self._stopping = True
-        running = [child.wait() for child in self._children.values() if child.returncode is None]
+        running = [child for child in self._children.values() if child.returncode is None]
         if running and grace > 0:
-            await asyncio.wait([asyncio.ensure_future(wait) for wait in running], timeout=grace)
+            await asyncio.wait([asyncio.ensure_future(child.wait()) for child in running], timeout=grace)
         for role, child in self._children.items():
             if child.returncode is None:
-                log.warning("the %s process did not end by itself; killing it", role)
+                if grace > 0:
+                    log.warning("the %s process did not end by itself; killing it", role)
                 child.kill()
                 await child.wait()
         for watcher in self._watchers:

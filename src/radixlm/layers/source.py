@@ -38,6 +38,11 @@ class Source:
         self.bytes = 0
         self._tensors = tensors
 
+    @property
+    def packs(self) -> bool:
+        """Products are packed for the CPU, where what follows one is fused into it."""
+        return linear_ops.can_pack(self.dtype, self.device)
+
     def has(self, name: str) -> bool:
         return name in self._tensors.names()
 

@@ -11,7 +11,7 @@ from radixlm.attention.base import LayerSpec, Step
 from radixlm.layers.attention import Attention
 from radixlm.layers.embed import Embedding
 from radixlm.layers.head import Head
-from radixlm.layers.mlp import GatedMlp
+from radixlm.layers.mlp import GatedMlp, MergedMlp
 from radixlm.layers.norm import RmsNorm
 from radixlm.layers.rope import Rope, Rotation
 from radixlm.layers.source import Source
@@ -67,7 +67,7 @@ class PreNormBlock:
 
     __slots__ = ("_attention", "_first", "_mlp", "_rope", "_second")
 
-    def __init__(self, attention: Attention, mlp: GatedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
         self._attention = attention
         self._mlp = mlp
         self._first, self._second = norms
@@ -83,7 +83,7 @@ class SandwichBlock:
 
     __slots__ = ("_attention", "_mlp", "_norms", "_rope")
 
-    def __init__(self, attention: Attention, mlp: GatedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
         self._attention = attention
         self._mlp = mlp
         self._norms = norms
@@ -139,7 +139,7 @@ class Decoder:
 
 def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
     """Layer `index`, from the tensors under `name`."""
-    layer, hidden, inner = spec.attention[index], spec.hidden_size, spec.intermediate_size
+    layer, hidden = spec.attention[index], spec.hidden_size
     q_size, kv_size = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     attention = Attention(
         index,
@@ -150,17 +150,22 @@ def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
         source.linear([f"{name}.self_attn.o_proj"], [hidden], q_size, bias=spec.out_bias),
         _head_norm(spec, source, f"{name}.self_attn", layer) if spec.head_norm else None,
     )
-    mlp = GatedMlp(
-        source.linear([f"{name}.mlp.gate_proj"], [inner], hidden, bias=spec.mlp_bias),
-        source.linear([f"{name}.mlp.up_proj"], [inner], hidden, bias=spec.mlp_bias),
-        source.linear([f"{name}.mlp.down_proj"], [hidden], inner, bias=spec.mlp_bias),
-        activation.find(spec.activation),
-    )
+    mlp = _mlp(spec, source, f"{name}.mlp")
     if spec.sandwich:
         parts = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
         return SandwichBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
     parts = ("input_layernorm", "post_attention_layernorm")
     return PreNormBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
+
+
+def _mlp(spec: DecoderSpec, source: Source, name: str) -> GatedMlp | MergedMlp:
+    hidden, inner, function = spec.hidden_size, spec.intermediate_size, activation.find(spec.activation)
+    gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
+    if source.packs:
+        gate, up = (source.linear([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
+        return GatedMlp(gate, up, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
+    merged = source.linear(gate_up, [inner, inner], hidden, bias=spec.mlp_bias)
+    return MergedMlp(merged, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
 
 
 def _norm(spec: DecoderSpec, source: Source, name: str) -> RmsNorm:

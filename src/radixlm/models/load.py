@@ -80,9 +80,14 @@ class DummyWeights:
     standard deviation of 0.02; vectors are 1 where they are a norm's, else 0.
     """
 
-    def __init__(self, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, seed: int, device: torch.device | None = None) -> None:
+        """
+        Args:
+            device: where they are drawn, and so which numbers they are (the CPU's by default).
+        """
         self._dtype = dtype
         self._seed = seed
+        self._device = device or torch.device("cpu")
 
     def names(self) -> frozenset[str]:
         """Empty: nothing is stored, and there is nothing that is not there."""
@@ -92,23 +97,26 @@ class DummyWeights:
         if shape is None:
             raise ValueError(f"random weights need a shape for {name!r}")
         if len(shape) < 2:
-            return torch.full(shape, 1.0 if "norm" in name else 0.0, dtype=self._dtype)
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF))
-        return torch.empty(shape, dtype=self._dtype).normal_(0.0, _RANDOM_STD, generator=generator)
+            return torch.full(shape, 1.0 if "norm" in name else 0.0, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF))
+        return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0.0, _RANDOM_STD, generator=generator)
 
 
-def open_weights(checkpoint: Checkpoint, load_format: str, seed: int) -> Weights:
+def open_weights(
+    checkpoint: Checkpoint, load_format: str, seed: int, device: torch.device | None = None
+) -> Weights:
     """The weights of a checkpoint.
 
     Args:
         load_format: `auto`, `safetensors` or `gguf` (what the checkpoint must be), or `dummy` for random ones.
         seed: of random weights.
+        device: where random weights are drawn.
 
     Raises:
         StartupError: there are none of that format, or they cannot be read.
     """
     if load_format == "dummy":
-        return DummyWeights(_config_dtype(checkpoint.config), seed)
+        return DummyWeights(_config_dtype(checkpoint.config), seed, device)
     if load_format != "auto" and checkpoint.format not in (load_format, "none"):
         raise StartupError(f"--load-format is {load_format}, and {checkpoint.name} is {checkpoint.format}")
     quantized = checkpoint.config.get("quantization_config")

@@ -9,6 +9,8 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
+from radixlm.ops import gpu
+
 from radixlm.base.errors import StartupError
 
 
@@ -46,6 +48,15 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "relu": RELU,
     }
 )
+
+
+def gated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """x [T, 2n]: activation of the first half times the second half, [T, n]."""
+    if activation is SILU and (kernels := gpu.kernels(x)) is not None:
+        out: torch.Tensor = kernels.silu_mul(x)
+        return out
+    gate, up = x.chunk(2, dim=-1)
+    return activation.apply(gate) * up
 
 
 def find(name: str) -> Activation:

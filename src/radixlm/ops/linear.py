@@ -53,6 +53,8 @@ class PlainLinear:
         return F.linear(x, self._weight, self._bias)
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self._bias is None:
+            return torch.addmm(residual, x, self._weight.t())
         return F.linear(x, self._weight, self._bias).add_(residual)
 
     def activated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:

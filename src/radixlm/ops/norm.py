@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from radixlm.ops import gpu
+
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Step by step in float32, then rounded once to x's dtype. weight broadcasts against x."""
@@ -20,6 +22,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.
         weight: float32, broadcasts against x.
         eps: float32, one element (a tensor, so that it can be an operand).
     """
+    if (kernels := gpu.kernels(x)) is not None:
+        out: torch.Tensor = kernels.rms_norm(x, weight, eps)
+        return out
     wide = x.float()
     length = torch.linalg.vector_norm(wide, 2, -1, True)
     inverse = torch.addcmul(eps, length, length, value=1.0 / x.shape[-1]).rsqrt_()

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from radixlm.ops import gpu
+
 #: The scalings that `inverse_frequencies` knows.
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
@@ -102,6 +104,9 @@ def rotate_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate x [T, heads, dim] in place by cos, sin [T, 1, dim] from `table`. x may be a view."""
+    if (kernels := gpu.kernels(x)) is not None:
+        out: torch.Tensor = kernels.rotate_(x, cos, sin)
+        return out
     swapped = x.roll(x.shape[-1] // 2, -1)
     return x.mul_(cos).addcmul_(swapped, sin)
 

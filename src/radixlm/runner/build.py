@@ -66,7 +66,8 @@ def build(
         family = table.find(checkpoint.config)
         context = limit_context(config, family.context_length(checkpoint.config), checkpoint.name)
         seed = config.model.random_seed or 0
-        weights = CountedWeights(open_weights(checkpoint, config.model.load_format, seed), journal.report)
+        opened = open_weights(checkpoint, config.model.load_format, seed, device.torch_device)
+        weights = CountedWeights(opened, journal.report)
         model = family.build(checkpoint.config, weights, dtype, device.torch_device)
     with journal.stage("memory"):
         extend, decode, page_size, page_reason = _attention(

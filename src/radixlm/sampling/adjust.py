@@ -27,16 +27,21 @@ class Adjuster:
         self._device = device
         self._counts = torch.zeros(0, dtype=torch.float32, device=device.torch_device)  # all zero between calls
 
-    def apply(self, scores: torch.Tensor, batch: Batch, masks: Masks) -> None:
-        """Change `scores` [n, V], contiguous, whose rows are the batch's."""
+    def adjusted(self, scores: torch.Tensor, batch: Batch, masks: Masks) -> torch.Tensor:
+        """The scores [n, V] that tokens are chosen by, from those of the model, which stay as they are."""
+        count, width = scores.shape
+        # One row more than there are: what is written to ids that do not exist goes there.
+        spacious = torch.empty(count + 1, width, dtype=torch.float32, device=scores.device)
+        result = spacious[:count].copy_(scores)
         if masks:
-            self._mask(scores, masks)
+            self._mask(result, masks)
         if batch.needs & Need.BIAS:
-            self._bias(scores, batch)
+            self._bias(result, batch)
         if batch.needs & Need.MINIMUM:
-            self._forbid_endings(scores, batch)
+            self._forbid_endings(result, batch)
         if batch.needs & Need.PENALTY:
-            self._penalise(scores, batch)
+            self._penalise(spacious, batch)
+        return result
 
     def _mask(self, scores: torch.Tensor, masks: Masks) -> None:
         width = scores.shape[1]
@@ -56,7 +61,7 @@ class Adjuster:
         places = np.concatenate([i * width + batch.table.lists[batch.rows[i]].ending_ids for i in rows])
         scores.view(-1).index_fill_(0, self._device.upload(places), -torch.inf)
 
-    def _penalise(self, scores: torch.Tensor, batch: Batch) -> None:
+    def _penalise(self, spacious: torch.Tensor, batch: Batch) -> None:
         """Repetition penalty, then frequency and presence penalties.
 
         With c[j] the number of times that id j stands in the output: a score x[j] of an id in the prompt or the output
@@ -66,31 +71,35 @@ class Adjuster:
         An id that occurs several times is read and written several times, with the same result each time.
         """
         table, index = batch.table, batch.having(Need.PENALTY)
-        rows, known = batch.rows[index], batch.positions[index]
-        upload = self._device.upload
-        figures = np.stack((table.repetition[rows], table.frequency[rows], table.presence[rows]), 1)
-        repetition, frequency, presence = upload(figures.astype(np.float32)).unsqueeze(1).unbind(-1)
-        bounds = upload(np.stack((index, table.prompt_len[rows], known), 1)).unsqueeze(1)
-        ours, prompt_len, length = bounds.unbind(-1)  # each [m, 1]
+        rows, known, width = batch.rows[index], batch.positions[index], spacious.shape[1]
+        repetition, frequency, presence = (
+            self._device.upload(column[rows].astype(np.float32))[:, None]
+            for column in (table.repetition, table.frequency, table.presence)
+        )
+        # Without a repetition penalty nothing of the prompt counts.
+        start = 0 if (table.repetition[rows] != 1.0).any() else int(table.prompt_len[rows].min())
+        stop = int(known.max())
+        bounds = np.stack((index, table.prompt_len[rows], known))
+        ours, prompt_len, length = self._device.upload(bounds)[:, :, None].unbind(0)
 
-        ids = self._tokens[upload(rows), : int(known.max())].long()
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        ids = torch.where(positions < length, ids, ids[:, :1])  # past the end: the first token again, which counts once
-        generated = (positions >= prompt_len) & (positions < length)
-
-        counts = self._cleared(len(index) * scores.shape[1])
-        count_at = torch.arange(len(index), device=ids.device)[:, None] * scores.shape[1] + ids
-        counts.scatter_add_(0, count_at.view(-1), generated.float().view(-1))
-        count = counts[count_at]
-        counts.index_fill_(0, count_at.view(-1), 0.0)
-
-        flat, score_at = scores.view(-1), ours * scores.shape[1] + ids
-        x = flat[score_at]
+        ids = self._tokens[:, start:stop].index_select(0, self._device.upload(rows)).long()
+        positions = torch.arange(start, stop, device=ids.device)
+        real = (positions < length) & (ids < width)
+        places = torch.where(real, ours * width + ids, (len(spacious) - 1) * width)
+        scores = spacious.view(-1)
+        x = scores.take(places)
         x = torch.where(x > 0, x / repetition, x * repetition)
-        x = x - count * frequency - (count > 0) * presence
-        flat.scatter_(0, score_at.view(-1), x.view(-1))
+        if (table.frequency[rows] != 0.0).any() or (table.presence[rows] != 0.0).any():
+            count = self._count(places, positions >= prompt_len, spacious.numel())
+            x = x - count * frequency - (count > 0) * presence
+        scores.scatter_(0, places.view(-1), x.view(-1))
 
-    def _cleared(self, size: int) -> torch.Tensor:
+    def _count(self, places: torch.Tensor, counted: torch.Tensor, size: int) -> torch.Tensor:
+        """How often each place [m, L] occurs among those that are counted."""
         if len(self._counts) < size:
-            self._counts = torch.zeros(size, dtype=torch.float32, device=self._counts.device)
-        return self._counts[:size]
+            self._counts = torch.zeros(size, dtype=torch.float32, device=places.device)
+        flat = places.view(-1)
+        self._counts.scatter_add_(0, flat, counted.float().view(-1))
+        count = self._counts.take(places)
+        self._counts.index_fill_(0, flat, 0.0)
+        return count

@@ -22,8 +22,8 @@ def draw_free(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
 def draw_filtered(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     """[n] ids drawn from what top_k, top_p and min_p leave of rows of scores [n, V].
 
-    On a CPU most rows are drawn from their few best scores. A GPU sorts everything: that costs less than to wait until the
-    host knows which rows can do without.
+    On a CPU most rows are drawn from their few best scores. A GPU sorts everything, which costs less than to wait until
+    the host knows which rows can do without.
     """
     if scores.device.type != "cpu":
         return _draw_above(scores, cuts(scores, wishes), wishes)
@@ -32,13 +32,15 @@ def draw_filtered(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     if values.shape[1] < scores.shape[1]:
         rows = (cut <= values[:, -1]).nonzero()[:, 0]  # more is kept than the list holds
         if len(rows):
-            drawn[rows] = _draw_above(scores[rows], cut[rows], wishes.take(rows))
+            drawn[rows] = _draw_above(scores.index_select(0, rows), cut[rows], wishes.take(rows))
     return drawn
 
 
 def _draw_above(scores: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     weights = _weights(scores, wishes.temperature)
-    weights[:, : scores.shape[1]].masked_fill_(scores < cut[:, None], 0.0)
+    # A comparison into float32 and a product use vector instructions; masked_fill does not, and takes 15 times as long.
+    kept = torch.ge(scores, cut[:, None], out=torch.empty_like(scores))
+    weights[:, : scores.shape[1]] *= kept
     return invert(weights, wishes.uniform)
 
 

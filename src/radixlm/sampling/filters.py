@@ -56,12 +56,12 @@ def shortlist(scores: torch.Tensor, wishes: Wishes) -> tuple[torch.Tensor, torch
     mass = torch.ones_like(wishes.temperature)
     rows = ((wishes.top_p < 1.0) & (wishes.top_k >= vocab)).nonzero()[:, 0]
     if len(rows):
-        mass[rows] = _mass(scores[rows], wishes.temperature[rows])
+        mass[rows] = _mass(scores.index_select(0, rows), wishes.temperature[rows])
     cut, below = _cut(values, vocab, wishes, mass)
     for count in (MORE_CANDIDATES, vocab):
         rows = below.nonzero()[:, 0]
         if len(rows):
-            best = rank.falling(scores[rows], min(count, vocab))
+            best = rank.falling(scores.index_select(0, rows), min(count, vocab))
             cut[rows], below[rows] = _cut(best, vocab, wishes.take(rows), mass[rows])
     return values, ids, cut
 

@@ -25,7 +25,7 @@ from radixlm.sampling.uniform import uniforms
 LARGEST_SCORE = 1e30
 
 #: Bytes of float32 scores worked on at once on a CPU: a part that stays in its caches.
-PART_BYTES = 4 << 20
+PART_BYTES = 8 << 20
 
 OK, NOT_FINITE, NOTHING_ALLOWED = 0, 1, 2
 REASONS = {
@@ -75,8 +75,7 @@ class Sampler:
         sound = top.abs() < LARGEST_SCORE
         status = torch.where(sound, OK, NOT_FINITE)
         if masks or batch.needs.adjusts:
-            scores = scores.clone(memory_format=torch.contiguous_format)
-            self._adjuster.apply(scores, batch, masks)
+            scores = self._adjuster.adjusted(scores, batch, masks)
             top, tokens = rank.best(scores)
             status = torch.where(sound & (top == -torch.inf), NOTHING_ALLOWED, status)
         if batch.needs & Need.DRAW:
@@ -91,7 +90,7 @@ class Sampler:
                     tokens = draw(scores, wishes)
                 elif len(index):
                     rows = self._device.upload(index)
-                    tokens = tokens.index_copy(0, rows, draw(scores[rows], wishes.take(rows)))
+                    tokens = tokens.index_copy(0, rows, draw(scores.index_select(0, rows), wishes.take(rows)))
         return Sampled(torch.where(status == OK, tokens, 0), status.to(torch.int8))
 
     def _wishes(self, batch: Batch) -> Wishes:

@@ -1,0 +1,119 @@
+"""This module owns the Triton kernels of elementwise ops: one pass over memory where PyTorch would take several.
+
+Imported only where a GPU computes. Each has its torch reference beside the op it belongs to (`norm`, `rope`, `activation`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, eps_ptr, x_token, x_group, out_token, out_group, w_group,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token, group = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    used = column < SIZE
+    x = tl.load(x_ptr + token.to(tl.int64) * x_token + group * x_group + column, mask=used, other=0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x * x, 0) / SIZE + tl.load(eps_ptr))
+    weight = tl.load(weight_ptr + group * w_group + column, mask=used, other=0.0)
+    out = out_ptr + token.to(tl.int64) * out_token + group * out_group + column
+    tl.store(out, (x * inverse * weight).to(out_ptr.dtype.element_ty), mask=used)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """See `ops.norm.rms_norm`. x [T, n] or [T, heads, n] with a dense last dimension; the result is dense."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    size = x.shape[-1]
+    groups = x.shape[1] if x.dim() == 3 else 1
+    block = triton.next_power_of_2(size)
+    _rms_norm_kernel[(len(x), groups)](
+        x, weight, out, eps, x.stride(0), x.stride(1) if groups > 1 else 0, out.stride(0),
+        out.stride(1) if groups > 1 else 0, weight.stride(0) if weight.dim() == 2 else 0,
+        SIZE=size, BLOCK=block, num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate_kernel(
+    x_ptr, cos_ptr, sin_ptr, x_token, x_head, angle_token, HEADS: tl.constexpr, MANY: tl.constexpr, HALF: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, MANY)
+    dim = tl.arange(0, WIDE)
+    used = (head < HEADS)[:, None] & (dim < HALF)[None, :]
+    first = x_ptr + token * x_token + head[:, None] * x_head + dim[None, :]
+    cos = tl.load(cos_ptr + token * angle_token + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
+    # The second half of the sines is not negated.
+    sin = tl.load(sin_ptr + token * angle_token + HALF + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
+    a = tl.load(first, mask=used, other=0.0).to(tl.float32)
+    b = tl.load(first + HALF, mask=used, other=0.0).to(tl.float32)
+    tl.store(first, (a * cos - b * sin).to(x_ptr.dtype.element_ty), mask=used)
+    tl.store(first + HALF, (b * cos + a * sin).to(x_ptr.dtype.element_ty), mask=used)
+
+
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See `ops.rope.rotate_`: x [T, heads, dim] in place by cos, sin [T, 1, dim]."""
+    half = x.shape[-1] // 2
+    _rotate_kernel[(len(x),)](
+        x, cos, sin, x.stride(0), x.stride(1), cos.stride(0), HEADS=x.shape[1], MANY=triton.next_power_of_2(x.shape[1]),
+        HALF=half, WIDE=triton.next_power_of_2(half), num_warps=4,
+    )  # fmt: skip
+    return x
+
+
+@triton.jit
+def _write_kernel(
+    k_ptr, v_ptr, keys_ptr, values_ptr, slots_ptr, in_token, in_head, slot_stride, head_stride,
+    HEADS: tl.constexpr, MANY: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    head = tl.arange(0, MANY)
+    dim = tl.arange(0, WIDE)
+    used = (head < HEADS)[:, None] & (dim < DIM)[None, :]
+    read = token * in_token + head[:, None] * in_head + dim[None, :]
+    write = slot * slot_stride + head[:, None] * head_stride + dim[None, :]
+    tl.store(keys_ptr + write, tl.load(k_ptr + read, mask=used).to(keys_ptr.dtype.element_ty), mask=used)
+    tl.store(values_ptr + write, tl.load(v_ptr + read, mask=used).to(values_ptr.dtype.element_ty), mask=used)
+
+
+def write_kv(
+    keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """k, v [T, heads, dim] (equal strides) into keys, values [slots, heads, dim] at slots [T]."""
+    assert k.stride() == v.stride() and keys.stride() == values.stride()
+    heads, dim = k.shape[1:]
+    _write_kernel[(len(k),)](
+        k, v, keys, values, slots, k.stride(0), k.stride(1), keys.stride(0), keys.stride(1),
+        HEADS=heads, MANY=triton.next_power_of_2(heads), DIM=dim, WIDE=triton.next_power_of_2(dim), num_warps=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _silu_mul_kernel(x_ptr, out_ptr, x_token, out_token, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    used = column < SIZE
+    gate = tl.load(x_ptr + token * x_token + column, mask=used, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + token * x_token + SIZE + column, mask=used, other=0.0)
+    # Rounded between the two, as the two ops would.
+    active = (gate / (1.0 + tl.exp(-gate))).to(x_ptr.dtype.element_ty)
+    tl.store(out_ptr + token * out_token + column, (active * up).to(out_ptr.dtype.element_ty), mask=used)
+
+
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [T, 2n] dense -> silu(x[:, :n]) * x[:, n:] [T, n]."""
+    size = x.shape[1] // 2
+    out = x.new_empty(len(x), size)
+    block = min(1024, triton.next_power_of_2(size))
+    _silu_mul_kernel[(len(x), triton.cdiv(size, block))](
+        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=4
+    )
+    return out

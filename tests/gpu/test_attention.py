@@ -1,0 +1,48 @@
+"""The Triton attention backend on a GPU against the reference in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.attention import attended, make_step
+
+from radixlm.attention.base import LayerSpec
+from radixlm.attention.torch_ref import TorchReference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+BATCHES = {
+    "decode": [(0, 1), (17, 1), (300, 1), (1500, 1), (63, 1)],
+    "one row": [(700, 1)],
+    "prompts": [(0, 1), (0, 33), (0, 129), (0, 300)],
+    "extends": [(5, 40), (128, 64), (1000, 7), (63, 200)],
+    "mixed": [(100, 1), (0, 90), (400, 1), (37, 130)],
+}
+SPECS = {
+    "gqa": LayerSpec(heads=8, kv_heads=2, head_dim=128, scale=128**-0.5),
+    "three": LayerSpec(heads=9, kv_heads=3, head_dim=64, scale=64**-0.5),
+    "mqa": LayerSpec(heads=8, kv_heads=1, head_dim=256, scale=0.0625),
+    "mha 80": LayerSpec(heads=4, kv_heads=4, head_dim=80, scale=80**-0.5),
+    "mha 96": LayerSpec(heads=4, kv_heads=4, head_dim=96, scale=96**-0.5),
+    "window": LayerSpec(heads=4, kv_heads=2, head_dim=64, scale=0.125, window=96),
+    "capped": LayerSpec(heads=4, kv_heads=2, head_dim=64, scale=0.125, soft_cap=30.0),
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_equal_to_the_reference(dtype: torch.dtype, spec: str, batch: str, page_size: int) -> None:
+    from radixlm.attention.triton import TritonAttention
+
+    device = torch.device("cuda")
+    inputs, pages = make_step(BATCHES[batch], page_size, device)
+    got = attended(TritonAttention(), inputs, pages, SPECS[spec], dtype).float()
+    expected = attended(TorchReference(), inputs, pages, SPECS[spec], dtype).float()
+    assert torch.isfinite(got).all()
+    error = (got - expected).norm() / expected.norm()
+    assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]

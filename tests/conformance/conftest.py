@@ -62,6 +62,12 @@ def keyed(servers: Servers) -> Iterator[Server]:
 
 
 @pytest.fixture
+def odd(servers: Servers) -> Iterator[Server]:
+    """A model with every oddity that a checkpoint may have (`tiny.odd`)."""
+    yield from servers.lend("odd")
+
+
+@pytest.fixture
 def real(servers: Servers) -> Iterator[Server]:
     """The default model, in float32."""
     yield from servers.lend("real")

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -22,7 +19,7 @@ import psutil
 import pytest
 
 from support import tiny
-from support.live import Server, check_error, deltas, environment, finishes, free_port, until
+from support.live import Server, check_error, environment, free_port, until
 from support.words import ids
 
 Start = Callable[..., Server]

@@ -143,7 +143,7 @@ def test_facts_and_decisions(directory: Path) -> None:
     } <= decisions.keys()
     assert decisions["dtype"] == ("float32", "asked for")
     assert all(value and reason for value, reason in decisions.values())
-    assert list(booted.facts.timings) == ["device", "model files", "torch", "weights", "memory", "warm-up"]
+    assert list(booted.facts.timings) == ["torch", "device", "model files", "weights", "memory", "warm-up"]
     assert [stage for stage, last in zip(stages, ["", *stages], strict=False) if stage != last] == list(
         booted.facts.timings
     )

@@ -52,6 +52,10 @@ def _keyed(models: Path) -> Server:
     return Server(tiny.random_model(models / "keyed"), *POOL, *keys, *origin, key=ADMIN_KEY)
 
 
+def _odd(models: Path) -> Server:
+    return Server(tiny.odd(models / "odd"), *POOL)
+
+
 def _real(models: Path) -> Server:
     return Server("smollm2", "--dtype", "float32", "--max-total-tokens", "16384", name="smollm2")
 
@@ -63,6 +67,7 @@ SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "scarce": _scarce,
     "narrow": _narrow,
     "keyed": _keyed,
+    "odd": _odd,
     "real": _real,
 }
 

@@ -161,5 +161,31 @@ def repeater(path: Path) -> Path:
     return write(path, shape, repeater_weights(shape), chat_template=REPEATER_TEMPLATE)
 
 
+#: The odd model's: `odd` says what is odd about it.
+ODD_TEMPLATE = """{%- if messages[0].role == 'system' %}{{ raise_exception('I know no system role, sorry') }}{% endif -%}
+{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<no thinking>
+{% endif %}"""
+
+#: Rows of the odd model's output past its tokenizer, and the token that its weights are broken for.
+PADDING, BROKEN = 64, 200
+
+
+def odd(path: Path) -> Path:
+    """A random model with every oddity that a checkpoint may have.
+
+    Its output is `PADDING` rows wider than its tokenizer, with weights that would make them win; the embedding of token
+    `BROKEN` is not a number; its template refuses a role and reads an argument; its generation_config is almost greedy.
+    """
+    shape = config(vocab_size=49152 + PADDING)
+    weights = random_weights(shape, seed=3)
+    weights["lm_head.weight"][-PADDING:] *= 50
+    weights["model.embed_tokens.weight"][BROKEN] = np.nan
+    generation = {"temperature": 0.01, "top_k": 1, "top_p": 0.9, "do_sample": True, "eos_token_id": 2}
+    return write(path, shape, weights, chat_template=ODD_TEMPLATE, generation_config=generation)
+
+
 def _write_json(path: Path, content: Json) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

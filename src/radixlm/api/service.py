@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, TypeVar
 
 import msgspec
 
+from radixlm import __version__
 from radixlm.api.hub import Hub
 from radixlm.base.errors import BadRequest, NotFound
 from radixlm.base.facts import EngineFacts
@@ -124,7 +124,7 @@ class Service:
         self.workers = Workers()
         self.seeds = Seeds(config.model.random_seed)
         self.created = int(time.time())
-        self.version = metadata.version("radixlm")
+        self.version = __version__
         self.fingerprint = f"radixlm-{self.version}"
 
     @property

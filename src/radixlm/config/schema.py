@@ -106,6 +106,10 @@ class DeviceConfig:
     prefill_attention_backend: str | None = option(None, "attention backend of extends", shown="attention-backend")
     decode_attention_backend: str | None = option(None, "attention backend of decode steps", shown="attention-backend")
 
+    disable_cuda_graph: bool = option(
+        False, "launch the kernels of decode steps one by one", names=("enforce-eager",)
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:

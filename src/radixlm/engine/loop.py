@@ -193,6 +193,8 @@ class EngineLoop:
 
     def _flush_cache(self) -> dict[str, Any]:
         cache, scheduler = self._scheduler.cache, self._scheduler
+        while self._in_flight:
+            self._settle(*self._in_flight.popleft())  # what has ended but for a step in flight holds pages
         if scheduler.running or scheduler.waiting:
             busy = len(scheduler.running) + len(scheduler.waiting)
             raise BadRequest(f"{busy} requests are running or waiting; flush when the server is idle", code="busy")

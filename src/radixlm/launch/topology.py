@@ -4,14 +4,20 @@ server.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixlm.base.errors import StartupError
+
 #: Prefix of the directories, by which those of a dead server can be recognised.
 PREFIX = "radixlm-"
 CONFIG_FILE = "config.json"
+
+#: Bytes that the path of a unix socket may have on every system (Linux allows 107, macOS 103).
+LONGEST_PATH = 103
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,20 @@ class Topology:
 
     @classmethod
     def create(cls) -> Topology:
-        """A fresh directory that only this user can enter (mode 0700). Its path is short: socket paths have 107 bytes
-        at most.
+        """A fresh directory that only this user can enter (mode 0700), where temporary files go unless that path is
+        too long for sockets.
+
+        Raises:
+            StartupError: there is no place for it.
         """
-        return cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
+        try:
+            made = cls(Path(tempfile.mkdtemp(prefix=PREFIX)))
+            if len(os.fsencode(made.directory / "detokenizer")) > LONGEST_PATH:
+                made.remove()
+                made = cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")))
+        except OSError as error:
+            raise StartupError(f"cannot make a directory for sockets: {error}; TMPDIR names another place") from None
+        return made
 
     @property
     def api(self) -> str:

@@ -1,25 +1,55 @@
-"""This module owns which architecture is served by which family."""
+"""This module owns the table of architectures: which family builds what a checkpoint's config names."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, cast
 
 from radixlm.base.errors import StartupError
 from radixlm.models.base import Family
 
-FAMILIES: Mapping[str, str] = {
-    "LlamaForCausalLM": "radixlm.models.llama",
-    "MistralForCausalLM": "radixlm.models.mistral",
-    "Qwen2ForCausalLM": "radixlm.models.qwen2",
-    "Qwen3ForCausalLM": "radixlm.models.qwen3",
-    "Gemma3ForCausalLM": "radixlm.models.gemma3",
-}
+#: Architecture -> module. A module is imported when a model needs it.
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {
+        "LlamaForCausalLM": "radixlm.models.llama",
+        "MistralForCausalLM": "radixlm.models.mistral",
+        "Qwen2ForCausalLM": "radixlm.models.qwen2",
+        "Qwen3ForCausalLM": "radixlm.models.qwen3",
+        "Gemma3ForCausalLM": "radixlm.models.gemma3",
+        "Gemma3TextModel": "radixlm.models.gemma3",
+    }
+)
+#: What else transformers can do runs through this one.
+FALLBACK = "radixlm.models.hf"
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """The name of the model class in a config.
+
+    Raises:
+        StartupError: there is none.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
+        raise StartupError("config.json has no 'architectures', so it is not known what kind of model this is")
+    return names[0]
 
 
 def find(config: Mapping[str, Any]) -> Family:
-    for name in config.get("architectures") or ():
-        if name in FAMILIES:
-            return importlib.import_module(FAMILIES[name])  # type: ignore[return-value]
-    raise StartupError(f"unknown architecture {config.get('architectures')}; known: {', '.join(FAMILIES)}")
+    """The family that builds this model.
+
+    Raises:
+        StartupError: nothing here or in transformers knows the architecture; the message lists what is known.
+    """
+    name = architecture(config)
+    if name in FAMILIES:
+        return cast(Family, importlib.import_module(FAMILIES[name]))
+    fallback = importlib.import_module(FALLBACK)
+    if fallback.supports(name):
+        return cast(Family, fallback)
+    raise StartupError(
+        f"the architecture {name} is not known; known: {', '.join(FAMILIES)}, and decoders of transformers that use its "
+        "attention interface"
+    )

@@ -70,7 +70,7 @@ def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 @triton.jit
 def _write_kernel(
-    k_ptr, v_ptr, keys_ptr, values_ptr, slots_ptr, in_token, in_head, slot_stride, head_stride,
+    k_ptr, v_ptr, keys_ptr, values_ptr, slots_ptr, k_token, v_token, in_head, slot_stride, head_stride,
     HEADS: tl.constexpr, MANY: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -78,20 +78,20 @@ def _write_kernel(
     head = tl.arange(0, MANY)
     dim = tl.arange(0, WIDE)
     used = (head < HEADS)[:, None] & (dim < DIM)[None, :]
-    read = token * in_token + head[:, None] * in_head + dim[None, :]
+    read = head[:, None] * in_head + dim[None, :]
     write = slot * slot_stride + head[:, None] * head_stride + dim[None, :]
-    tl.store(keys_ptr + write, tl.load(k_ptr + read, mask=used).to(keys_ptr.dtype.element_ty), mask=used)
-    tl.store(values_ptr + write, tl.load(v_ptr + read, mask=used).to(values_ptr.dtype.element_ty), mask=used)
+    tl.store(keys_ptr + write, tl.load(k_ptr + token * k_token + read, mask=used).to(keys_ptr.dtype.element_ty), mask=used)
+    tl.store(values_ptr + write, tl.load(v_ptr + token * v_token + read, mask=used).to(values_ptr.dtype.element_ty), mask=used)
 
 
 def write_kv(
     keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> None:
-    """k, v [T, heads, dim] (equal strides) into keys, values [slots, heads, dim] at slots [T]."""
-    assert k.stride() == v.stride() and keys.stride() == values.stride()
+    """k, v [T, heads, dim] (equal strides between heads) into keys, values [slots, heads, dim] at slots [T]."""
+    assert k.stride(1) == v.stride(1) and keys.stride() == values.stride()
     heads, dim = k.shape[1:]
     _write_kernel[(len(k),)](
-        k, v, keys, values, slots, k.stride(0), k.stride(1), keys.stride(0), keys.stride(1),
+        k, v, keys, values, slots, k.stride(0), v.stride(0), k.stride(1), keys.stride(0), keys.stride(1),
         HEADS=heads, MANY=triton.next_power_of_2(heads), DIM=dim, WIDE=triton.next_power_of_2(dim), num_warps=2,
     )  # fmt: skip
 

@@ -51,21 +51,25 @@ def boot(config: Config, report: Report) -> Booted:
         StartupError: it cannot start; the message says why and what to do.
     """
     journal = Journal(report)
-    with journal.stage("device"):
-        choice = choose(config.device.device)
-        journal.decide("device", choice.name, choice.reason)
-    with journal.stage("model files"):
-        checkpoint = locate(config.model.model, config.model.revision, config.model.tokenizer_path, report)
-        vocabulary = read_vocabulary(checkpoint)
-    if choice.name == "null":
-        return _boot_null(config, checkpoint, vocabulary, journal)
+    if config.device.device == "null":
+        return _boot_null(config, journal)
     with journal.stage("torch"):
         from radixlm.runner.build import build
-
+    with journal.stage("device"):
+        choice = choose(config.device.device)
         device = open_device(choice)
+    journal.decide("device", choice.name, choice.reason)
+    checkpoint, vocabulary = _find(config, journal)
     runner, page_size, page_reason = build(config, checkpoint, vocabulary, device, journal)
     config = _settle(config, choice.name, page_size, page_reason, journal)
     return Booted(runner, runner.facts, config)
+
+
+def _find(config: Config, journal: Journal) -> tuple[Checkpoint, Vocabulary]:
+    with journal.stage("model files"):
+        model = config.model
+        checkpoint = locate(model.model, model.revision, model.tokenizer_path, journal.report)
+        return checkpoint, read_vocabulary(checkpoint)
 
 
 def _settle(config: Config, kind: str, page_size: int, page_reason: str, journal: Journal) -> Config:
@@ -80,8 +84,10 @@ def _settle(config: Config, kind: str, page_size: int, page_reason: str, journal
     return config
 
 
-def _boot_null(config: Config, checkpoint: Checkpoint, vocabulary: Vocabulary, journal: Journal) -> Booted:
+def _boot_null(config: Config, journal: Journal) -> Booted:
     """A runner that makes tokens up, in the shape of the model."""
+    journal.decide("device", "null", "asked for")
+    checkpoint, vocabulary = _find(config, journal)
     said = checkpoint.config.get("max_position_embeddings")
     context = limit_context(config, said if isinstance(said, int) else NULL_CONTEXT, checkpoint.name)
     vocab = checkpoint.config.get("vocab_size", vocabulary.size)

@@ -77,7 +77,8 @@ def build(
         shapes = [(spec.kv_heads, spec.head_dim) for spec in model.layers]
         per_token = sum(2 * heads * dim for heads, dim in shapes) * kv_dtype.itemsize
         size = _size(config, model, device, per_token, page_size, context)
-        pool = KVPool(shapes, size.pages, page_size, kv_dtype, device.torch_device)
+        graphs = device.kind == "cuda" and not config.device.disable_cuda_graph
+        pool = KVPool(shapes, size.pages + graphs, page_size, kv_dtype, device.torch_device)
     journal.decide("kv_pool", f"{size.tokens} tokens", size.reason)
     if config.schedule.max_running_requests is None:
         journal.decide("max_running_requests", size.max_running, "by the pool's size")
@@ -103,7 +104,7 @@ def build(
         decisions=journal.decisions,
         timings=journal.timings,
     )
-    runner = Runner(model, pool, extend, decode, device, facts)
+    runner = Runner(model, pool, extend, decode, device, facts, graphs)
     with journal.stage("warm-up"):
         runner.warm_up()
     return runner, page_size, page_reason

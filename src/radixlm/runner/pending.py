@@ -31,6 +31,7 @@ class PendingStep:
     Attributes:
         spans: indices of the spans that sample; `batch` has a row for each.
         logits: [n, vocab] of these spans, until they are sampled.
+        best: the most probable tokens, where the forward pass chose them as well (and wrote them to the table).
         scores, prompt_scores: what each `Asked` is cut from.
         broken: why the whole step failed.
     """
@@ -39,6 +40,7 @@ class PendingStep:
     spans: Index
     batch: Batch
     logits: torch.Tensor | None = None
+    best: Sampled | None = None
     scores: list[tuple[list[Asked], Scored]] = field(default_factory=list)
     prompt_scores: list[tuple[list[Asked], Scored]] = field(default_factory=list)
     download: Download | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from radixlm.sampling.logprobs import Scorer
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.table import Need, SamplingTable
 
+if TYPE_CHECKING:
+    from radixlm.runner.graphs import DecodeGraphs
+
 #: Tokens of the warm-up prompt, or fewer if the pool is smaller.
 WARM_UP_TOKENS = 16
 
@@ -37,6 +41,7 @@ class Runner:
     Args:
         extend, decode: attention backends of steps with longer spans, and of steps where every span is one token.
         facts: `facts.pool` and `facts.model` must describe `pool` and `model`.
+        graphs: decode steps run as captured graphs; `pool` has then one page more than `facts.pool`, for padding.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Runner:
         decode: AttentionBackend,
         device: Device,
         facts: EngineFacts,
+        graphs: bool = False,
     ) -> None:
         self.facts = facts
         self._model = model
@@ -55,11 +61,17 @@ class Runner:
         self._decode = decode
         self._device = device
         rows, vocab = facts.pool.max_running, facts.model.sampled_vocab_size
-        self._tables = RowTables(rows, facts.model.context_length, pool.page_size, device)
+        # A captured step pads its batch with a row of its own.
+        self._tables = RowTables(rows + graphs, facts.model.context_length, pool.page_size, device)
         self._inputs = InputBuilder(self._tables, device)
         self._sampling = SamplingTable(rows, vocab, facts.model.eos_ids)
         self._sampler = Sampler(self._tables.tokens, vocab, device)
         self._scorer = Scorer(vocab, device)
+        self._graphs: DecodeGraphs | None = None
+        if graphs:
+            from radixlm.runner.graphs import DecodeGraphs
+
+            self._graphs = DecodeGraphs(model, pool, decode, self._tables, self._sampler, device)
 
     def forward(self, plan: Plan) -> PendingStep:
         """Take in the plan and queue the forward pass. On a CPU it is done on return."""
@@ -70,6 +82,12 @@ class Runner:
         rows, ends = plan.rows[spans].astype(np.int64), (plan.starts + plan.lengths)[spans].astype(np.int64)
         pending = PendingStep(plan, spans, self._sampling.batch(rows, ends))
         with torch.inference_mode(), _contained(pending):
+            if self._graphs is not None:
+                if self._graphs.fits(plan):
+                    replayed = self._graphs.replay(plan)
+                    pending.logits, pending.best = replayed.logits, replayed.best
+                    return pending
+                self._graphs.forget()
             inputs = self._inputs.build(plan)
             backend = self._decode if plan.decode else self._extend
             step = Step(inputs, self._model.layers, self._pool, backend)
@@ -89,8 +107,12 @@ class Runner:
             places = {span: i for i, span in enumerate(pending.spans.tolist())} if masks else {}
             allowed = {places[span]: words for span, words in (masks or {}).items() if span in places}
             batch = pending.batch
-            sampled = self._sampler.sample(pending.logits, batch, allowed)
-            if len(batch.rows):
+            greedy = pending.best is not None and not allowed and not batch.needs & ~Need.SCORES
+            if greedy and pending.best is not None:
+                sampled = pending.best  # chosen and written within the captured step
+            else:
+                sampled = self._sampler.sample(pending.logits, batch, allowed)
+            if len(batch.rows) and not greedy:
                 where = self._device.upload(self._tables.token_places(batch.rows, batch.positions))
                 self._tables.write_tokens(where, sampled.tokens)
             if batch.needs & Need.SCORES:

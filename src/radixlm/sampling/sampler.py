@@ -69,6 +69,12 @@ class Sampler:
             return parts[0]
         return Sampled(torch.cat([p.tokens for p in parts]), torch.cat([p.status for p in parts]))
 
+    def best(self, logits: torch.Tensor) -> Sampled:
+        """The most probable token of each row of logits, and whether the scores are sound: what greedy rows get."""
+        top, tokens = logits[:, : self._vocab_size].max(-1)
+        status = torch.where(top.float().abs() < LARGEST_SCORE, OK, NOT_FINITE)
+        return Sampled(torch.where(status == OK, tokens, 0), status.to(torch.int8))
+
     def _sample(self, scores: torch.Tensor, batch: Batch, masks: Masks) -> Sampled:
         top, tokens = rank.best(scores)
         # NaN and both infinities fail this comparison.

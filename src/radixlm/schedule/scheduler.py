@@ -186,6 +186,8 @@ class Scheduler:
             self._count(sequence, how)
             if sequence.row < 0:
                 self.waiting.remove(sequence)
+            else:
+                self._publish(sequence)  # now, so that a next turn that is sent at once finds it
         if sequence.in_flight:
             return
         if sequence.row >= 0:
@@ -207,13 +209,19 @@ class Scheduler:
         """Publish what is computed, then give back row and pages."""
         lease = sequence.lease
         assert lease is not None
-        upto = min(sequence.computed, len(sequence.tokens))
-        if upto - lease.published >= self.cache.page_size:
-            self.cache.publish(lease, sequence.token_array(upto), upto)
+        self._publish(sequence)
         self.cache.close(lease)
         self._rows.give(sequence.row)
         sequence.lease = None
         sequence.row = -1
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Put what is computed into the tree. The row is not used again, so its page table need not follow."""
+        lease = sequence.lease
+        assert lease is not None
+        upto = min(sequence.computed, len(sequence.tokens))
+        if upto - lease.published >= self.cache.page_size:
+            self.cache.publish(lease, sequence.token_array(upto), upto)
 
     # ---- steps
 

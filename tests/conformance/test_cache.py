@@ -169,13 +169,13 @@ def test_ctx_3_a_prompt_larger_than_the_pool_is_refused(scarce: Server) -> None:
         assert str(length) in error["message"] and str(SCARCE_POOL) in error["message"]
 
 
-def test_metr_pages_are_pages(paged: Server) -> None:
-    """The gauge of pages counts pages, not tokens."""
+def test_metr_the_pool_adds_up(paged: Server) -> None:
+    """In tokens, whatever the size of a page."""
     paged.flush()
     owners = {}
     for line in paged.get("/metrics").text.splitlines():
-        if line.startswith("radixlm:kv_cache_pages{"):
+        if line.startswith("radixlm:kv_cache_tokens{"):
             owner = line.split('owner="')[1].split('"')[0]
             owners[owner] = float(line.rsplit(" ", 1)[1])
     pool = paged.get("/server_info").json()["pool"]
-    assert sum(owners.values()) == pool["pages"]
+    assert owners["free"] == sum(owners.values()) == pool["pages"] * pool["page_size"]

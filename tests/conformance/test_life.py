@@ -24,7 +24,7 @@ from support.words import ids
 
 Start = Callable[..., Server]
 
-SIZES = ("--max-total-tokens", "65536", "--dtype", "float32")
+SIZES = ("--max-total-tokens", "65536")
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def plain_defaults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     template = place / "hostile.jinja"
     template.write_text(HOSTILE_TEMPLATE)
     options = ("--sampling-defaults", "openai", "--chat-template", str(template))
-    server = Server(tiny.odd(place / "odd"), "--max-total-tokens", "8192", "--dtype", "float32", *options)
+    server = Server(tiny.odd(place / "odd"), "--max-total-tokens", "8192", *options)
     yield server
     server.stop()
 

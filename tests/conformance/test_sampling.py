@@ -70,9 +70,21 @@ def test_seed_1_same_seed_same_text(plain: Server) -> None:
 
 
 def test_seed_1_whatever_else_runs(plain: Server) -> None:
-    asked = {"prompt": "Once upon", "max_tokens": 24, "temperature": 1}
-    alone = [plain.text(**asked, seed=seed) for seed in range(8)]
-    assert together(partial(plain.text, **asked, seed=seed) for seed in range(8)) == alone
+    """Alone and from a cold cache, in company, streamed, and from a warm one: 32 texts of 48 tokens."""
+    asked = {"prompt": "Once upon", "max_tokens": 48, "temperature": 1, "ignore_eos": True}
+    plain.flush()
+    alone = [plain.text(**asked, seed=seed) for seed in range(32)]
+    for _ in range(2):
+        assert together(partial(plain.text, **asked, seed=seed) for seed in range(32)) == alone
+    streams = together(partial(plain.complete_stream, **asked, seed=seed) for seed in range(32))
+    assert ["".join(deltas(chunks)) for chunks in streams] == alone
+
+
+@pytest.mark.parametrize("filter", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.02, "temperature": 1.5}])
+def test_seed_1_with_filters(plain: Server, filter: dict[str, Any]) -> None:
+    asked = {"prompt": "Once upon", "max_tokens": 48, "temperature": 1, "ignore_eos": True, **filter}
+    alone = [plain.text(**asked, seed=seed) for seed in range(16)]
+    assert together(partial(plain.text, **asked, seed=seed) for seed in range(16)) == alone
 
 
 def test_seed_2_with_n_zero_and_large_seeds(plain: Server) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.attention import attended, make_step
 
 from radixlm.attention.base import LayerSpec
 from radixlm.attention.torch_ref import TorchReference
+from support.attention import attended, make_step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -63,8 +63,8 @@ def prompts(checkpoint: Checkpoint) -> list[list[int]]:
 def reference(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
     """The greedy answers, one prompt at a time, each token checked against transformers (float32, same weights).
 
-    A text is the greedy one exactly if every token of it is the most probable after those before it. So one forward pass
-    of transformers over prompt and answer checks all of them, at a tenth of the time that generating takes there.
+    A text is the greedy one exactly if every token of it is the most probable after those before it. So one forward
+    pass of transformers over prompt and answer checks all of them, at a tenth of the time that generating takes there.
     """
     import torch
     import transformers

@@ -20,7 +20,7 @@ SCARCE_POOL = 930
 #: Of the server with few rows and small chunks.
 ROWS = 4
 
-POOL = ("--max-total-tokens", "32768", "--dtype", "float32")
+POOL = ("--max-total-tokens", "32768")
 
 
 def _plain(models: Path) -> Server:
@@ -38,7 +38,7 @@ def _paged(models: Path) -> Server:
 
 def _scarce(models: Path) -> Server:
     sizes = ("--max-total-tokens", str(SCARCE_POOL), "--max-running-requests", "16")
-    return Server(tiny.random_model(models / "scarce"), *sizes, "--dtype", "float32")
+    return Server(tiny.random_model(models / "scarce"), *sizes)
 
 
 def _narrow(models: Path) -> Server:

@@ -162,7 +162,7 @@ def repeater(path: Path) -> Path:
 
 
 #: The odd model's: `odd` says what is odd about it.
-ODD_TEMPLATE = """{%- if messages[0].role == 'system' %}{{ raise_exception('I know no system role, sorry') }}{% endif -%}
+ODD_TEMPLATE = """{% if messages[0].role == 'system' %}{{ raise_exception('I know no system role, sorry') }}{% endif %}
 {% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}<|im_start|>assistant

@@ -134,3 +134,4 @@ def test_the_default_dtype_has_a_reason() -> None:
     fast = {"amx_bf16", "avx512_bf16", "arm_bf16"} & set(features)
     assert dtype == (torch.bfloat16 if fast else torch.float32)
     assert any(feature in reason for feature in fast) if fast else "no instructions" in reason
+    assert CpuDevice().default_dtype(torch.float32) == (torch.float32, "the model's")

@@ -176,7 +176,7 @@ def test_the_names_that_dashboards_know_are_there_from_the_start() -> None:
         "num_requests_running",
         "num_requests_waiting",
         "kv_cache_usage_perc",
-        "kv_cache_pages",
+        "kv_cache_tokens",
         "prefix_cache_queries_total",
         "prefix_cache_hits_total",
         "prompt_tokens_total",
@@ -218,7 +218,7 @@ def test_the_engine_figures() -> None:
     assert value(metrics, "num_requests_running") == 3
     assert value(metrics, "num_requests_waiting") == 2
     assert value(metrics, "kv_cache_usage_perc") == 0.25  # what could be evicted is not in use
-    assert value(metrics, "kv_cache_pages", owner="evictable") == 25
+    assert value(metrics, "kv_cache_tokens", owner="evictable") == 25
     assert value(metrics, "prefix_cache_hits_total") == value(metrics, "prompt_tokens_cached_total") == 60
     assert value(metrics, "num_preemptions_total") == 1
     assert value(metrics, "engine_busy_seconds_total") == 1.5

@@ -57,6 +57,8 @@ class CpuDevice:
         return threads, "asked for" if wanted is not None else "the cores that this process may use"
 
     def default_dtype(self, model: torch.dtype | None) -> tuple[torch.dtype, str]:
+        if model == torch.float32:
+            return torch.float32, "the model's"
         for feature in BF16_FEATURES:
             if feature in self._machine.features:
                 return torch.bfloat16, f"this CPU multiplies bfloat16 ({feature})"

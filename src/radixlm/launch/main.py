@@ -188,7 +188,8 @@ class _Server:
             if ready.done():
                 ready.result()
                 host = self._config.server.host
-                url = f"http://{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}{self._config.server.root_path}"
+                place = f"[{host}]" if ":" in host else host
+                url = f"http://{place}:{self._listener.getsockname()[1]}{self._config.server.root_path}"
                 self._on_ready(hub.facts, url, time.monotonic() - self._started)
         finally:
             for task in (ready, ended):

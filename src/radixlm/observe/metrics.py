@@ -198,13 +198,13 @@ class _EngineFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         for key, name, help in _GAUGES:
             yield self._family(GaugeMetricFamily, name, help, [((), self._values.get(key, 0.0))])
-        pages = {owner: self._values.get(f"pool_{owner}", 0.0) for owner in _OWNERS}
-        used = (pages["leased"] + pages["pinned"]) / max(1.0, self._values.get("pool_total", 0.0))
+        held = {owner: self._values.get(f"pool_{owner}", 0.0) for owner in _OWNERS}
+        used = (held["leased"] + held["pinned"]) / max(1.0, self._values.get("pool_total", 0.0))
         help = "Share of the KV pool that running sequences hold (0 to 1); what could be evicted is not counted."
         yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", help, [((), used)])
-        help = "Pages of the KV pool by owner: free, leased by a sequence, pinned or evictable in the tree."
-        rows = [((owner,), count) for owner, count in pages.items()]
-        yield self._family(GaugeMetricFamily, "kv_cache_pages", help, rows, ("owner",))
+        help = "Tokens of the KV pool by owner: free, leased by a sequence, pinned or evictable in the tree."
+        rows = [((owner,), count) for owner, count in held.items()]
+        yield self._family(GaugeMetricFamily, "kv_cache_tokens", help, rows, ("owner",))
         for key, name, help in _COUNTERS:
             yield self._family(CounterMetricFamily, name, help, [((), self._totals[key].value)])
 

@@ -9,9 +9,8 @@ from types import MappingProxyType
 import torch
 import torch.nn.functional as F
 
-from radixlm.ops import gpu
-
 from radixlm.base.errors import StartupError
+from radixlm.ops import gpu
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
-"""This module owns decode steps captured as CUDA graphs: the whole step, from the row tables to the next tokens, in one launch.
+"""This module owns decode steps captured as CUDA graphs: the whole step, from the row tables to the next tokens, in one
+launch.
 
-A graph reads rows and positions from fixed buffers and moves the positions on by itself, so a steady decode uploads nothing.
-Batches are padded to the sizes below with a spare row, whose keys and values go to a spare page.
+A graph reads rows and positions from fixed buffers and moves the positions on by itself, so a steady decode uploads
+nothing. Batches are padded to the sizes below with a spare row, whose keys and values go to a spare page.
 """
 
 from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +71,7 @@ class DecodeGraphs:
         # Rows, positions, and by how much a replay moves each position on (0 for padding).
         self._buffers = torch.zeros(3, most, dtype=torch.int64, device=where)
         self._captured: dict[int, _Captured] = {}
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None  # the memory pool that all graphs share
         self._rows: Ints | None = None  # of the last replay
         self._starts: Ints | None = None
 
@@ -100,7 +102,7 @@ class DecodeGraphs:
         """Capture a batch size. What is in the buffers is lost."""
         self._fill(size, np.empty(0, np.int32), np.empty(0, np.int32))
         with torch.inference_mode():
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._step(size)  # compiles kernels and sets up libraries, which a capture may not

@@ -81,7 +81,6 @@ def regexes() -> st.SearchStrategy[str]:
             st.tuples(edges, inner).map("".join),
             st.tuples(inner, st.sampled_from([r"\b", r"\B", r"\Z"])).map("".join),
             inner.map(lambda pattern: f"(?i:{pattern})"),
-            inner.map(lambda pattern: f"(?a:{pattern})"),
             inner.map(lambda pattern: f"(?s:{pattern})"),
             inner.map(lambda pattern: f"(?m:^{pattern}$)"),
         )

@@ -1,6 +1,10 @@
-"""This module owns drawing an id from a row of scores with one uniform number, by inverting a cumulative sum.
+"""This module owns drawing an id from a row of scores with one uniform number, by a race of exponential times.
 
-Ids stand in the sum in their own order, so that a draw does not depend on how equal scores were sorted.
+Every id that may be drawn gets a time that depends on the row's number and the id alone, divided by its weight; the
+shortest wins. That draws each id in proportion to its weight (the Gumbel-max trick; Maddison, Tarlow and Minka,
+"A* Sampling", 2014), and it is steady: weights that were rounded differently, as they are in another batch, change
+the winner only where two times are that close. To invert a cumulative sum would be cheaper, but there the errors of
+all ids move the borders of all ids, and a seed would give another text every few thousand tokens.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ import torch.nn.functional as F
 
 from radixlm.sampling.filters import Wishes, cuts, shortlist
 
-#: Columns summed into one before the cumulative sum, see `invert`.
+#: Ids that run against each other within the second heat, see `race`.
 BLOCK = 256
+
+# SplitMix64 (see `sampling.uniform`) in signed numbers, which torch multiplies modulo 2**64.
+_GOLDEN, _FIRST, _SECOND = (word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def draw_free(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     """[n] ids drawn from rows of scores [n, V] without a filter."""
-    return invert(_weights(scores, wishes.temperature), wishes.uniform)
+    return race(_weights(scores, wishes.temperature), wishes.uniform)
 
 
 def draw_filtered(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
@@ -41,17 +48,14 @@ def _draw_above(scores: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torc
     # A comparison into float32 and a product use vector instructions; masked_fill does not, and takes 15 times as long.
     kept = torch.ge(scores, cut[:, None], out=torch.empty_like(scores))
     weights[:, : scores.shape[1]] *= kept
-    return invert(weights, wishes.uniform)
+    return race(weights, wishes.uniform)
 
 
 def _draw_listed(values: torch.Tensor, ids: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     """Draw from lists of scores and their ids [n, K] that hold all scores above their cuts [n]."""
-    order = ids.argsort(-1)
-    values, ids = values.gather(1, order), ids.gather(1, order)
     scaled = (values.double() - values.amax(-1, keepdim=True)) / wishes.temperature[:, None]
-    running = torch.where(values >= cut[:, None], scaled.exp(), 0.0).cumsum(-1)
-    chosen = _first_above(running, _below(wishes.uniform * running[:, -1], running[:, -1]))
-    return ids.gather(1, chosen[:, None])[:, 0]
+    weights = torch.where(values >= cut[:, None], scaled.exp(), 0.0)
+    return ids.gather(1, _first(times(wishes.uniform, ids), weights)[:, None])[:, 0]
 
 
 def _weights(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -63,12 +67,11 @@ def _weights(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return F.softmax(scaled, -1)
 
 
-def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The id whose part of the cumulative weight holds `uniforms` of the total.
+def race(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """One id of each row, drawn in proportion to its weight.
 
-    Two steps: the block of BLOCK ids, then the id in it, so that the long cumulative sum is only over blocks. An id
-    without weight is never the answer. Sums are per row, and in float64 where they are long, so that neither other rows
-    nor the length of the vocabulary matter.
+    In two heats: blocks of BLOCK ids, with the sums of their weights, then the ids of the block that won. The
+    distribution is the same, and few times are needed. An id without weight never wins.
 
     Args:
         weights: [n, k * BLOCK], at least 0, not all of a row 0. Any scale.
@@ -78,20 +81,33 @@ def invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         [n] int64.
     """
     blocks = weights.view(len(weights), -1, BLOCK)
-    totals = blocks.sum(-1).double().cumsum(-1)
-    target = _below(uniforms * totals[:, -1], totals[:, -1])
-    block = _first_above(totals, target)
-    before = torch.where(block > 0, totals.gather(1, (block - 1).clamp(min=0)[:, None])[:, 0], 0.0)
-    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(-1)
-    return block * BLOCK + _first_above(inside, _below(target - before, inside[:, -1]))
+    totals = blocks.sum(-1).double()
+    numbers = torch.arange(totals.shape[1], device=weights.device)
+    block = _first(times(uniforms, -1 - numbers), totals)  # below 0, where there are no ids
+    ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
+    inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
+    return ids.gather(1, _first(times(uniforms, ids), inside)[:, None])[:, 0]
 
 
-def _below(value: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """`value`, or the number next below `limit` if rounding took it there."""
-    return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))
+def times(uniforms: torch.Tensor, runners: torch.Tensor) -> torch.Tensor:
+    """[n, k] exponentially distributed float64 numbers, each a function of its row's number and its runner.
+
+    Args:
+        uniforms: [n] float64 in [0, 1), multiples of 2**-53.
+        runners: [k] or [n, k] int64.
+    """
+    words = (uniforms * 2.0**53).long()[:, None] + runners * _GOLDEN
+    words = (words ^ _shift(words, 30)) * _FIRST
+    words = (words ^ _shift(words, 27)) * _SECOND
+    bits = _shift(words ^ _shift(words, 31), 11)
+    return -((bits + 1).double() * 2.0**-53).log()
 
 
-def _first_above(rising: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """[n] index of the first number above value [n] in each rising row [n, k]; the last if there is none (NaN)."""
-    found = torch.searchsorted(rising, value[:, None], right=True)[:, 0]
-    return found.clamp(max=rising.shape[1] - 1)
+def _shift(words: torch.Tensor, places: int) -> torch.Tensor:
+    """To the right, filling with zeros: torch fills with the sign."""
+    return (words >> places) & ((1 << (64 - places)) - 1)
+
+
+def _first(runs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[n] place of the runner in each row [n, k] whose time divided by its weight is the shortest."""
+    return torch.where(weights > 0, runs / weights, torch.inf).argmin(-1)

@@ -32,6 +32,18 @@ SPECS = {
 }
 
 
+@pytest.mark.parametrize("spec", ["gqa", "three", "mha 96"])
+@pytest.mark.parametrize("spans", [[(0, 700)], [(40, 1), (0, 30), (0, 512), (0, 1500)], [(9, 600), (0, 513)], [(7, 1)]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_prompts_through_cudnn(dtype: torch.dtype, spans: list[tuple[int, int]], spec: str) -> None:
+    from radixlm.attention.cudnn import CudnnAttention
+
+    inputs, pages = make_step(spans, 16, torch.device("cuda"))
+    got = attended(CudnnAttention(), inputs, pages, SPECS[spec], dtype).float()
+    expected = attended(TorchReference(), inputs, pages, SPECS[spec], dtype).float()
+    assert (got - expected).norm() / expected.norm() < 1e-2
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("spec", SPECS)

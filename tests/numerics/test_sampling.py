@@ -120,8 +120,11 @@ def test_draws_follow_the_exact_distribution(params: SamplingParams) -> None:
     bench = Bench([(msgspec.structs.replace(params, seed=seed), [0], []) for seed in range(draws)], vocab)
     counts = np.bincount(bench.sample(logits.expand(draws, -1)).tokens.numpy(), minlength=vocab)
     expected = distribution(logits.numpy(), params) * draws
+    assert counts[expected == 0].sum() == 0
+    # Chi-square is for cells with a handful of draws: the rare ids are one cell.
+    often = expected >= 5
+    counts, expected = (np.append(cells[often], cells[~often].sum()) for cells in (counts, expected))
     possible = expected > 0
-    assert counts[~possible].sum() == 0
     statistic = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
     degrees = int(possible.sum()) - 1
     assert statistic < degrees + 3.3 * np.sqrt(2 * degrees) + 8  # above the 99.9th percentile

@@ -22,6 +22,18 @@ BACKENDS: Registry[Capabilities] = Registry(
             ),
         ),
         Entry(
+            "cudnn",
+            "radixlm.attention.cudnn:CudnnAttention",
+            Capabilities(
+                devices=frozenset({"cuda"}),
+                dtypes=frozenset({torch.bfloat16, torch.float16}),
+                head_dims=frozenset({64, 96, 128}),
+                window=False,
+                soft_cap=False,
+                requires=("triton",),
+            ),
+        ),
+        Entry(
             "triton",
             "radixlm.attention.triton:TritonAttention",
             Capabilities(

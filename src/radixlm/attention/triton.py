@@ -212,11 +212,21 @@ class TritonAttention:
     def run(
         self, plan: TritonPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        write_kv(pool.keys[layer], pool.values[layer], plan.inputs.slots, k, v)
+        self.store(layer, pool, plan.inputs.slots, k, v)
         out = q.new_empty(len(q), spec.heads * spec.head_dim)
+        self.attend(plan, layer, spec, pool, q, out)
+        return out
+
+    def store(self, layer: int, pool: KVPool, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put k, v [T, kv_heads, head_dim] into the pool."""
+        write_kv(pool.keys[layer], pool.values[layer], slots, k, v)
+
+    def attend(
+        self, plan: TritonPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Attend for the tokens of the plan, whose keys and values are stored; out [T, heads * head_dim]."""
         run = self._decode if plan.inputs.decode else self._extend
         run(plan, layer, spec, pool, q, out)
-        return out
 
     def _decode(
         self, plan: TritonPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, out: torch.Tensor

@@ -1,0 +1,84 @@
+"""This module owns the backend that sends whole prompts through cuDNN's attention and everything else through Triton's kernels.
+
+A prompt without a cached prefix needs no page table: its keys and values are the ones just computed, dense in memory. That is
+what cuDNN's kernels want, and on recent GPUs they are nearly twice as fast as a paged kernel. Chunks behind a prefix, short
+prompts and decode rows take the paged path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from radixlm.attention.base import Capabilities, LayerSpec, StepInputs
+from radixlm.attention.triton import TritonAttention
+from radixlm.memory.pool import KVPool
+
+CAPABILITIES = Capabilities(
+    devices=frozenset({"cuda"}),
+    dtypes=frozenset({torch.bfloat16, torch.float16}),
+    head_dims=frozenset({64, 96, 128}),
+    window=False,
+    soft_cap=False,
+    requires=("triton",),
+)
+
+#: Shorter prompts do not fill the GPU one by one; the paged kernel takes many in one launch.
+DENSE = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudnnPlan:
+    """One step: its first `paged` tokens take the paged path, then come the dense prompts [first, last)."""
+
+    inputs: StepInputs
+    paged: int
+    rest: Any
+    dense: tuple[tuple[int, int], ...]
+
+
+class CudnnAttention:
+    capabilities = CAPABILITIES
+
+    def __init__(self) -> None:
+        self._paged = TritonAttention()
+
+    def plan(self, inputs: StepInputs, pool: KVPool) -> CudnnPlan:
+        """New sequences come last in a step: the dense prompts are those at its end."""
+        dense: list[tuple[int, int]] = []
+        last = len(inputs.slots)
+        spans = len(inputs.starts)
+        while spans and inputs.starts[spans - 1] == 0 and inputs.lengths[spans - 1] >= DENSE:
+            spans -= 1
+            dense.append((last - inputs.lengths[spans], last))
+            last -= inputs.lengths[spans]
+        rest = inputs
+        if dense:
+            rest = replace(inputs, rows=inputs.rows[:spans], starts=inputs.starts[:spans], lengths=inputs.lengths[:spans])
+        return CudnnPlan(inputs, last, self._paged.plan(rest, pool), tuple(dense))
+
+    def run(
+        self, plan: CudnnPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        if not plan.dense:
+            return self._paged.run(plan.rest, layer, spec, pool, q, k, v)
+        self._paged.store(layer, pool, plan.inputs.slots, k, v)
+        out = q.new_empty(len(q), spec.heads * spec.head_dim)
+        if plan.paged:
+            self._paged.attend(plan.rest, layer, spec, pool, q[: plan.paged], out[: plan.paged])
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            for first, last in plan.dense:
+                whole = F.scaled_dot_product_attention(
+                    q[first:last].transpose(0, 1)[None],
+                    k[first:last].transpose(0, 1)[None],
+                    v[first:last].transpose(0, 1)[None],
+                    is_causal=True,
+                    scale=spec.scale,
+                    enable_gqa=spec.heads != spec.kv_heads,
+                )
+                out[first:last].view(last - first, spec.heads, spec.head_dim).copy_(whole[0].transpose(0, 1))
+        return out

@@ -128,7 +128,7 @@ def test_loadm_2_shards(tmp_path: Path, weights: Weights) -> None:
 
 
 ROPES: Mapping[str, Any] = {
-    "none": None,
+    "null": None,
     "linear, the old spelling": {"type": "linear", "factor": 2.0},
     "linear, the new spelling": {"rope_type": "linear", "factor": 2},
     "llama3": {
@@ -147,7 +147,8 @@ def test_loadm_3_rope_spellings(name: str, tmp_path: Path, weights: Weights) -> 
     """Scores of 200 tokens by a model made for 128, where the scaling stretches it."""
     stretched = ROPES[name] is not None and not name.startswith("llama3")
     length = 128 if stretched else 256
-    path = directory(tmp_path / "m", shape(max_position_embeddings=length, rope_scaling=ROPES[name]), weights)
+    config = {**shape(max_position_embeddings=length), "rope_scaling": ROPES[name]}
+    path = directory(tmp_path / "m", config, weights)
     with engine(path) as made:
         assert made.facts.model.context_length == 256
     # Dynamic scaling depends on the length so far; a server sees a text token by token.

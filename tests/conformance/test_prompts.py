@@ -257,6 +257,12 @@ def test_model_2_by_id(plain: Server) -> None:
         check_error(response)
 
 
+def test_model_2_a_name_with_a_slash(paged: Server) -> None:
+    for spelled in ("org/tiny", "org%2Ftiny"):
+        assert paged.get(f"/v1/models/{spelled}").json()["id"] == "org/tiny"
+    assert paged.get("/v1/models/org").status_code == 404
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\0b", "%2e%2e%2f", "x" * 5000, "nope"])
 def test_sec_3_names_are_not_paths(plain: Server, name: str) -> None:
     for path, body in (

@@ -108,3 +108,20 @@ def test_stop_4_a_blank_line(repeater: Server) -> None:
 def test_stop_5_odd_lists_stop_nothing(repeater: Server, stop: list[str] | None) -> None:
     answer = repeater.complete(prompt=saying(COUNTING), max_tokens=64, stop=stop)
     assert answer["choices"][0]["text"] == COUNTING
+
+
+@pytest.mark.skip(reason="needs constrained decoding, which is not served yet")
+@pytest.mark.parametrize(
+    ("regex", "stop", "text"),
+    [
+        (WIDE, None, WIDE),
+        (" two  spaces, then  three", None, " two  spaces, then  three"),
+        (COUNTING, ["two, th"], "one, "),
+        (COUNTING, "w", "one, t"),
+        ("a\\n\\nb", ["\n\n"], "a"),
+        (COUNTING, [""], COUNTING),
+    ],
+)
+def test_str_and_stop_of_text_forced_by_a_regex(plain: Server, regex: str, stop: Any, text: str) -> None:
+    asked = {"prompt": "Say it:", "max_tokens": 128, "regex": regex, "stop": stop}
+    assert plain.text(**asked) == "".join(deltas(plain.complete_stream(**asked))) == text

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixlm.attention import cpu_plan
-from radixlm.attention.base import Capabilities, LayerSpec, StepInputs
+from radixlm.attention.base import AttentionBackend, Capabilities, LayerSpec, StepInputs
 from radixlm.attention.cpu import CpuAttention
 from radixlm.attention.cpu_plan import Span
 from radixlm.attention.select import BACKENDS, choose, objection
@@ -24,6 +24,7 @@ BATCHES = {
     "decode": [(0, 1), (17, 1), (300, 1), (63, 1), (64, 1)],
     "one row": [(70, 1)],
     "long row": [(700, 1)],
+    "row of one page": [(13, 1)],
     "prompts": [(0, 1), (0, 33), (0, 129), (0, 200)],
     "extends": [(5, 40), (128, 64), (300, 7)],
     "mixed": [(100, 1), (0, 90), (40, 1), (37, 130)],
@@ -109,7 +110,8 @@ def test_a_cache_of_another_dtype(batch: str, fused: bool) -> None:
     spec = SPECS["gqa 3"]
     inputs, pages = make_step(BATCHES[batch], 16, CPU)
     results = []
-    for backend in (TorchReference(), CpuAttention(fused)):
+    backends: list[AttentionBackend] = [TorchReference(), CpuAttention(fused)]
+    for backend in backends:
         generator = torch.Generator().manual_seed(1)
         pool = KVPool([(spec.kv_heads, spec.head_dim)], pages, 16, torch.bfloat16, CPU)
         pool.heads[0].copy_(torch.randn(pool.heads[0].shape, generator=generator))
@@ -127,7 +129,8 @@ def test_layers_of_different_kinds_share_a_plan() -> None:
     specs = [SPECS["gqa 3"], SPECS["window"], SPECS["capped"]]
     inputs, pages = make_step(BATCHES["mixed"], 16, CPU)
     results = []
-    for backend in (TorchReference(), CpuAttention()):
+    backends: list[AttentionBackend] = [TorchReference(), CpuAttention()]
+    for backend in backends:
         generator = torch.Generator().manual_seed(1)
         pool = KVPool([(spec.kv_heads, spec.head_dim) for spec in specs], pages, 16, torch.float32, CPU)
         plan = backend.plan(inputs, pool)

@@ -33,7 +33,7 @@ def _repeater(models: Path) -> Server:
 
 def _paged(models: Path) -> Server:
     sizes = ("--page-size", str(PAGE), "--chunked-prefill-size", str(CHUNK), "--max-prefill-tokens", str(2 * CHUNK))
-    return Server(tiny.random_model(models / "paged"), *POOL, *sizes)
+    return Server(tiny.random_model(models / "paged"), *POOL, *sizes, name="org/tiny")
 
 
 def _scarce(models: Path) -> Server:

@@ -144,13 +144,10 @@ def test_a_small_budget_cuts_the_derived_chunk() -> None:
     assert reasons["chunked_prefill_size"] == ("100", "cut to max-prefill-tokens")
 
 
-def test_a_small_chunk_leaves_every_running_request_its_token() -> None:
-    config, _ = resolve.derive(resolve.override(Config(), {"chunked_prefill_size": 16}), "cpu")
-    assert config.schedule.max_prefill_tokens == 256
-    config, _ = resolve.derive(
-        resolve.override(Config(), {"chunked_prefill_size": 16, "max_running_requests": 8}), "cpu"
-    )
+def test_the_budget_follows_the_chunk() -> None:
+    config, reasons = resolve.derive(resolve.override(Config(), {"chunked_prefill_size": 16}), "cpu")
     assert config.schedule.max_prefill_tokens == 16
+    assert reasons["max_prefill_tokens"] == ("16", "one chunk")
 
 
 def test_the_admin_key_defaults_to_the_key_and_neither_is_told() -> None:

@@ -129,7 +129,7 @@ def test_a_long_prompt_is_cut_and_running_streams_wait_for_one_chunk_at_most() -
 
 
 def test_endless_arrivals_do_not_starve_decode_nor_the_other_way_round() -> None:
-    driver = make_driver(step=StepLimits(tokens=16, chunk=16, least=8), max_running=24)
+    driver = make_driver(step=StepLimits(tokens=16, chunk=16), max_running=24)
     for uid in range(20):
         driver.submit(uid, prompt(40, uid), 50, sampling=SamplingParams(max_new_tokens=50, ignore_eos=True))
     for _ in range(60):

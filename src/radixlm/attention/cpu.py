@@ -36,9 +36,7 @@ class CpuPlan:
         if made is not None:
             return made
         token_bytes = 2 * spec.kv_heads * spec.head_dim * pool.dtype.itemsize
-        groups = cpu_plan.groups(
-            self.decodes, self.page_size, spec.window, token_bytes, spec.heads * dtype.itemsize
-        )
+        groups = cpu_plan.groups(self.decodes, self.page_size, spec.window, token_bytes, spec.heads * dtype.itemsize)
         order = [self.decodes[row].first for group in groups for row in group.rows]
         blocks: list[DecodeBlock] = []
         for group in groups:
@@ -53,9 +51,7 @@ class CpuPlan:
         """For each extend span, where the positions lie that any of its tokens sees."""
         made = self._places.get(window)
         if made is None:
-            made = [
-                cpu_plan.place(span.pages, self.page_size, _begin(span, window), span.end) for span in self.extends
-            ]
+            made = [cpu_plan.place(span.pages, self.page_size, _begin(span, window), span.end) for span in self.extends]
             self._places[window] = made
         return made
 
@@ -77,7 +73,14 @@ class CpuAttention:
         return CpuPlan(inputs)
 
     def run(
-        self, plan: CpuPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        plan: CpuPlan,
+        layer: int,
+        spec: LayerSpec,
+        pool: KVPool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
     ) -> torch.Tensor:
         pool.write(layer, plan.slots, k, v)
         out = q.new_empty(len(q), spec.heads * spec.head_dim)
@@ -93,9 +96,7 @@ class CpuAttention:
                 out.index_copy_(0, order, attended)
         return out
 
-    def _extend(
-        self, plan: CpuPlan, spec: LayerSpec, heads: torch.Tensor, q: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def _extend(self, plan: CpuPlan, spec: LayerSpec, heads: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
         fused = self._fused and q.dtype == torch.bfloat16 and not spec.soft_cap
         for span, where in zip(plan.extends, plan.places(spec.window), strict=True):
             both = read(heads, where, q.dtype)

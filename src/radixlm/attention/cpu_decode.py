@@ -1,8 +1,8 @@
 """This module owns decode attention on a CPU: one query token per row, as a few matrix products for many rows.
 
-The query heads that share a key head are the rows of one product, so keys and values are never repeated. Rows that share
-a prefix read it once: their queries are stacked into one product over it. The scores over the shared and over a row's own
-positions lie side by side, so one softmax covers both and nothing has to be merged.
+The query heads that share a key head are the rows of one product, so keys and values are never repeated. Rows that
+share a prefix read it once: their queries are stacked into one product over it. The scores over the shared and over a
+row's own positions lie side by side, so one softmax covers both and nothing has to be merged.
 """
 
 from __future__ import annotations

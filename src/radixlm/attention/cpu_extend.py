@@ -5,8 +5,8 @@ Two ways, chosen by the processor:
 attention where bf16 products are fast but it has no kernel for them (AVX512-bf16 without AMX), as fast in float32, and
 the only one that knows windows and soft caps. Keys after the tile's last query are not touched, so about half of the
 square is saved, as causal attention should.
-`fused`: PyTorch's fused CPU attention, twice as fast in bf16 on processors with AMX. It cannot be causal behind a prefix:
-prefix and own part are attended separately and merged by their log-sum-exp.
+`fused`: PyTorch's fused CPU attention, twice as fast in bf16 on processors with AMX. It cannot be causal behind a
+prefix: prefix and own part are attended separately and merged by their log-sum-exp.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -17,9 +17,7 @@ BACKENDS: Registry[Capabilities] = Registry(
         Entry(
             "cpu",
             "radixlm.attention.cpu:CpuAttention",
-            Capabilities(
-                devices=frozenset({"cpu"}), dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})
-            ),
+            Capabilities(devices=frozenset({"cpu"}), dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})),
         ),
         Entry(
             "cudnn",
@@ -90,5 +88,5 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _list(names: object) -> str:
-    return ", ".join(sorted(names))  # type: ignore[call-overload,no-any-return]
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

@@ -62,6 +62,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         decisions: name -> (value, reason) of each choice made at start, e.g. the attention backend.
         timings: name -> seconds of each stage of the start.
+        shared_prefix: the runner makes use of `Plan.shared`.
     """
 
     model: ModelFacts
@@ -69,3 +70,4 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolFacts
     decisions: dict[str, tuple[str, str]]
     timings: dict[str, float]
+    shared_prefix: bool = False

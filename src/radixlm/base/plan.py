@@ -45,6 +45,20 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefix:
+    """Spans whose rows have the same pages in front.
+
+    Attributes:
+        spans: [n] indices of spans of the plan, n >= 2.
+        length: leading tokens that lie in the same pages: a multiple of the page size, at most the smallest of their
+            `starts`.
+    """
+
+    spans: Ints
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One forward pass, frozen. Arrays of one entry per span share their index: span i computes tokens
     `[starts[i], starts[i] + lengths[i])` of row `rows[i]`, whose attention sees positions up to
@@ -55,6 +69,9 @@ class Plan:
             `(rows[i], starts[i] + lengths[i])` of the token table.
         page_rows, page_index, page_ids: page-table writes, `table[page_rows[j], page_index[j]] = page_ids[j]`: new
             pages of growing rows and canonical pages that replace duplicates. Applied after `joins`, in order.
+        shared: of a decode plan, spans that share a prefix; each span is in one group at most. A hint: attention may
+            read the keys and values of a shared prefix once for all spans of its group, and the results are the same.
+            As long as the groups stay the same, it is the same object from plan to plan.
     """
 
     step: int
@@ -66,6 +83,7 @@ class Plan:
     page_rows: Ints = field(default_factory=lambda: NO_INTS)
     page_index: Ints = field(default_factory=lambda: NO_INTS)
     page_ids: Ints = field(default_factory=lambda: NO_INTS)
+    shared: tuple[SharedPrefix, ...] = ()
 
     @property
     def decode(self) -> bool:

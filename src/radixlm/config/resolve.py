@@ -18,8 +18,6 @@ from radixlm.config.schema import Config
 #: Prompt tokens of one request in one step. On a CPU a step is compute-bound from a few hundred tokens on, so a larger
 #: chunk only makes running streams wait; a GPU needs thousands to be busy.
 CHUNK: Final = {"cpu": 512, "cuda": 8192, "null": 8192}
-#: `max_running_requests` at most, when it is not given.
-MOST_RUNNING: Final = 256
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s,]+")
 
@@ -175,10 +173,7 @@ def derive(config: Config, kind: str) -> tuple[Config, dict[str, tuple[str, str]
             chunk, reason = schedule.max_prefill_tokens, "cut to max-prefill-tokens"
         fill("chunked_prefill_size", chunk, reason)
     if schedule.max_prefill_tokens is None:
-        running = schedule.max_running_requests or MOST_RUNNING
-        budget = max(chunk, running)
-        reason = "one chunk" if budget == chunk else f"a token for each of {running} running requests"
-        fill("max_prefill_tokens", budget, reason)
+        fill("max_prefill_tokens", chunk, "one chunk")
     if config.server.admin_api_key is None and config.server.api_key is not None:
         fill("admin_api_key", config.server.api_key, "same as api-key")
     return from_flat(to_flat(config) | filled), reasons

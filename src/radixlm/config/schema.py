@@ -149,10 +149,10 @@ class ScheduleConfig:
     )
     max_prefill_tokens: int | None = option(
         None,
-        "tokens of one step, decode rows included",
+        "prompt tokens computed in one step; decode rows ride on top",
         names=("max-num-batched-tokens",),
         low=1,
-        shown="chunked-prefill-size, but room for every running request",
+        shown="chunked-prefill-size",
     )
     max_running_requests: int | None = option(
         None, "sequences running at once", names=("max-num-seqs",), low=1, shown="by memory, at most 256"

@@ -43,6 +43,7 @@ def make_scheduler(config: Config, facts: EngineFacts) -> Scheduler:
         queue_timeout=schedule.queue_timeout,
         request_timeout=schedule.request_timeout,
         preemption=schedule.priority_preemption_threshold if schedule.enable_priority_scheduling else None,
+        shared_prefix=facts.shared_prefix,
         seed=config.model.random_seed or 0,
     )
     return Scheduler(make_cache(config.cache, facts.pool.pages, facts.pool.page_size), settings)

@@ -218,6 +218,8 @@ class _Server:
             self._now.set()
 
     def _died(self, hub: Hub, role: str, status: int) -> None:
+        if status == 0 and hub.stage is Stage.DRAINING:
+            return  # as it was told to
         starting = hub.stage is Stage.STARTING
         how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
         reason = f"the {role} process {how}"

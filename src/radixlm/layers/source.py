@@ -1,7 +1,7 @@
 """This module owns the step from a checkpoint's tensors to layers' parameters: dtype, device, fusing and packing.
 
-Models name tensors and sizes and get something callable back. What stands behind it (packed weights here; a shard of them
-or quantised ones elsewhere) is decided in a source, so model files need not change for it.
+Models name tensors and sizes and get something callable back. What stands behind it (packed weights here; a shard of
+them or quantised ones elsewhere) is decided in a source, so model files need not change for it.
 """
 
 from __future__ import annotations

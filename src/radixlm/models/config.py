@@ -1,4 +1,4 @@
-"""This module owns reading a model's `config.json`: required fields, documented defaults, and the many spellings of rope.
+"""This module owns reading a model's `config.json`: required fields, documented defaults, the many spellings of rope.
 
 A default is the one that `transformers` documents for the family; a field without one is an error that names it.
 """
@@ -186,8 +186,8 @@ def positions(fields: Fields, default: int) -> int:
 def context_length(fields: Fields, default: int) -> int:
     """Positions the model can be used for.
 
-    Linear and dynamic scaling stretch `max_position_embeddings` by their factor, YaRN its original length; Llama 3 states
-    the stretched length as `max_position_embeddings` already.
+    Linear and dynamic scaling stretch `max_position_embeddings` by their factor, YaRN its original length; Llama 3
+    states the stretched length as `max_position_embeddings` already.
     """
     stated = positions(fields, default)
     parameters = rope(fields, 2, stated)

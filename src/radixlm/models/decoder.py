@@ -58,6 +58,15 @@ class DecoderSpec:
     logit_cap: float = 0.0
 
 
+#: Names of a block's norms, in the order in which they are applied.
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+SANDWICH_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
 #: One layer: (hidden, rotations, step) -> hidden.
 Block = Callable[[torch.Tensor, Sequence[Rotation], Step], torch.Tensor]
 
@@ -151,11 +160,8 @@ def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
         _head_norm(spec, source, f"{name}.self_attn", layer) if spec.head_norm else None,
     )
     mlp = _mlp(spec, source, f"{name}.mlp")
-    if spec.sandwich:
-        parts = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-        return SandwichBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
-    parts = ("input_layernorm", "post_attention_layernorm")
-    return PreNormBlock(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
+    kind, parts = (SandwichBlock, SANDWICH_NORMS) if spec.sandwich else (PreNormBlock, PRE_NORMS)
+    return kind(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
 
 
 def _mlp(spec: DecoderSpec, source: Source, name: str) -> GatedMlp | MergedMlp:

@@ -1,4 +1,4 @@
-"""This module owns the text models of the Gemma 3 family: windowed layers with a rotation of their own, four norms a layer."""
+"""This module owns the text models of Gemma 3: windowed layers with a rotation of their own, four norms a layer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from radixlm.models import config as reading
 from radixlm.models.base import Weights
 from radixlm.models.config import Fields
 from radixlm.models.decoder import Decoder, DecoderSpec
+from radixlm.ops.rope import RopeParameters
 
 POSITIONS = 131_072
 HEAD_DIM = 256
@@ -72,8 +73,8 @@ def spec(config: Mapping[str, Any]) -> DecoderSpec:
     )
 
 
-def _ropes(config: Mapping[str, Any], dim: int) -> tuple[reading.RopeParameters, ...]:
-    """(global, local). The older spelling: `rope_theta` and `rope_scaling` for global layers, `rope_local_base_freq`."""
+def _ropes(config: Mapping[str, Any], dim: int) -> tuple[RopeParameters, ...]:
+    """(global, local). In the older spelling `rope_theta`, `rope_scaling` are global, `rope_local_base_freq` local."""
     fields = Fields(config)
     length = reading.positions(fields, POSITIONS)
     whole = reading.rope(fields, dim, length, theta=THETA)

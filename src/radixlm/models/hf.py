@@ -1,9 +1,9 @@
 """This module owns running any other decoder of `transformers`: its layers, our attention and our KV pool.
 
 Slower than a family of its own (nothing is fused, its Python runs per layer) but correct. The model's attention modules
-call an attention function by name; ours is registered under a name of its own and hands q, k, v to the step in progress,
-which it finds at the module (not every model passes keyword arguments down that far). Models that do not work that way
-are refused at load.
+call an attention function by name; ours is registered under a name of its own and hands q, k, v to the step in
+progress, which it finds at the module (not every model passes keyword arguments down that far). Models that do not work
+that way are refused at load.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class HfModel:
     transformers' masks and caches are not involved.
     """
 
-    def __init__(
-        self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AttentionInterface
 
         AttentionInterface.register(ATTENTION, _attend)

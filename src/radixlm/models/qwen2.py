@@ -1,4 +1,4 @@
-"""This module owns the Qwen2 and Qwen2.5 family: Llama's shape, biases on queries, keys and values, windows on request."""
+"""This module owns the Qwen2 and Qwen2.5 family: Llama's shape, biases on queries, keys and values, maybe windows."""
 
 from __future__ import annotations
 

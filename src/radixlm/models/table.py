@@ -50,6 +50,6 @@ def find(config: Mapping[str, Any]) -> Family:
     if fallback.supports(name):
         return cast(Family, fallback)
     raise StartupError(
-        f"the architecture {name} is not known; known: {', '.join(FAMILIES)}, and decoders of transformers that use its "
-        "attention interface"
+        f"the architecture {name} is not known; known: {', '.join(FAMILIES)}, and decoders of transformers that use "
+        "its attention interface"
     )

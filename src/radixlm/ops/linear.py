@@ -1,9 +1,9 @@
 """This module owns matrix products with weights: a plain one (the reference) and one with weights packed for the CPU.
 
-On a CPU the price of a small bf16 product in PyTorch is mostly the preparation of the weights, done again in every call.
-Packing them once into oneDNN's blocked layout was measured 1.6 to 2.2 times faster for 1 token, 1.2 to 1.9 times for 16,
-and never slower up to 2048 (AVX512-bf16 and AMX; bf16 and float32), so one packed copy serves every size. The packed copy
-replaces the tensor; only a tied embedding is held twice, because rows cannot be looked up in the packed form.
+On a CPU the price of a small bf16 product in PyTorch is mostly the preparation of the weights, done again in every
+call. Packing them once into oneDNN's blocked layout was measured 1.6 to 2.2 times faster for 1 token, 1.2 to 1.9 times
+for 16, and never slower up to 2048 (AVX512-bf16 and AMX; bf16 and float32), so one packed copy serves every size. The
+packed copy replaces the tensor; only a tied embedding is held twice, because rows cannot be looked up in a packed one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PackedLinear:
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN multiplies this dtype natively here."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from radixlm.ops import gpu
+
+
+class Norm(Protocol):
+    """An RMS norm with its parameters.
+
+    Attributes:
+        weight: float32, broadcasts against the input.
+        eps: float32, one element.
+    """
+
+    weight: torch.Tensor
+    eps: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from radixlm.ops.norm import Norm
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -94,6 +96,83 @@ def write_kv(
         k, v, keys, values, slots, k.stride(0), v.stride(0), k.stride(1), keys.stride(0), keys.stride(1),
         HEADS=heads, MANY=triton.next_power_of_2(heads), DIM=dim, WIDE=triton.next_power_of_2(dim), num_warps=2,
     )  # fmt: skip
+
+
+@triton.jit
+def _prepare_kernel(
+    qkv_ptr, cos_ptr, sin_ptr, weight_ptr, eps_ptr, keys_ptr, values_ptr, slots_ptr,
+    qkv_token, angle_token, slot_stride, head_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SOME: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """SOME heads of a token, all of one kind: programs of queries, then of keys, then of values."""
+    Q_PROGRAMS: tl.constexpr = (HEADS + SOME - 1) // SOME
+    K_PROGRAMS: tl.constexpr = (KV_HEADS + SOME - 1) // SOME
+    token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kind = (program >= Q_PROGRAMS).to(tl.int32) + (program >= Q_PROGRAMS + K_PROGRAMS).to(tl.int32)
+    before = tl.where(kind == 0, 0, Q_PROGRAMS + (kind - 1) * K_PROGRAMS)  # programs of the kinds before
+    start = tl.where(kind == 0, 0, HEADS + (kind - 1) * KV_HEADS)  # and their heads
+    head = (program - before) * SOME + tl.arange(0, SOME)
+    dim = tl.arange(0, WIDE)
+    used = (head < tl.where(kind == 0, HEADS, KV_HEADS))[:, None] & (dim < HALF)[None, :]
+    place = (start + head)[:, None] * (2 * HALF) + dim[None, :]
+    first = qkv_ptr + token * qkv_token + place
+    a = tl.load(first, mask=used, other=0.0).to(tl.float32)
+    b = tl.load(first + HALF, mask=used, other=0.0).to(tl.float32)
+    if kind < 2:
+        if NORM:
+            inverse = tl.rsqrt(tl.sum(a * a + b * b, 1) / (2 * HALF) + tl.load(eps_ptr))[:, None]
+            a *= inverse * tl.load(weight_ptr + place, mask=used, other=0.0)
+            b *= inverse * tl.load(weight_ptr + place + HALF, mask=used, other=0.0)
+        cos = tl.load(cos_ptr + token * angle_token + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
+        # The second half of the sines is not negated.
+        sin = tl.load(sin_ptr + token * angle_token + HALF + dim, mask=dim < HALF, other=0.0).to(tl.float32)[None, :]
+        turned = a * cos - b * sin
+        b = b * cos + a * sin
+        a = turned
+    if kind == 0:
+        tl.store(first, a.to(qkv_ptr.dtype.element_ty), mask=used)
+        tl.store(first + HALF, b.to(qkv_ptr.dtype.element_ty), mask=used)
+    else:
+        pool = keys_ptr if kind == 1 else values_ptr
+        slot = pool + tl.load(slots_ptr + token) * slot_stride + head[:, None] * head_stride + dim[None, :]
+        tl.store(slot, a.to(keys_ptr.dtype.element_ty), mask=used)
+        tl.store(slot + HALF, b.to(keys_ptr.dtype.element_ty), mask=used)
+
+
+def prepare_qkv(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: Norm | None,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """All that lies between the projection and attention, in one pass: head norm, rotation, and the KV write.
+
+    Args:
+        qkv: [T, heads + 2 * kv_heads, dim], dense heads: queries, keys, values. The queries change in place.
+        cos, sin: [T, 1, dim], see `ops.rope.rotate_`.
+        norm: of queries and keys, weight [heads + kv_heads, dim], dense.
+        slots: [T] int64.
+        keys, values: [slots, kv_heads, dim], in any dtype that holds them.
+
+    Returns:
+        The queries, normalised and rotated: a view [T, heads, dim] of qkv.
+    """
+    kv_heads, dim = keys.shape[1:]
+    heads = qkv.shape[1] - 2 * kv_heads
+    assert qkv.stride(1) == dim and keys.stride() == values.stride()
+    some = min(8, triton.next_power_of_2(kv_heads))
+    wide = triton.next_power_of_2(dim // 2)
+    _prepare_kernel[(len(qkv), triton.cdiv(heads, some) + 2 * triton.cdiv(kv_heads, some))](
+        qkv, cos, sin, qkv if norm is None else norm.weight, qkv if norm is None else norm.eps, keys, values, slots,
+        qkv.stride(0), cos.stride(0), keys.stride(0), keys.stride(1),
+        HEADS=heads, KV_HEADS=kv_heads, SOME=some, HALF=dim // 2, WIDE=wide, NORM=norm is not None,
+        num_warps=max(1, min(4, some * wide // 256)),
+    )  # fmt: skip
+    return qkv.narrow(1, 0, heads)
 
 
 @triton.jit

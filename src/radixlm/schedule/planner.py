@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radixlm.base.plan import NO_INTS, Ints, Join, Plan
-from radixlm.cache.ports import Cache
+from radixlm.base.plan import Ints, Join, Plan, SharedPrefix
+from radixlm.cache.ports import Cache, Lease
 from radixlm.schedule.policy import OutputEstimate
 from radixlm.schedule.ports import Gate, Order
 from radixlm.schedule.queues import Rows, WaitingQueue
 from radixlm.schedule.sequence import Sequence
+from radixlm.schedule.sharing import Sharing
+from radixlm.schedule.writes import PageWrites
 
 #: While memory is ample a decoding row gets pages for this many tokens at a time: fewer table writes, and runs of
 #: neighbouring slots, which some attention paths read without a gather.
@@ -30,15 +32,16 @@ RETRY = 8
 class StepLimits:
     """Token budgets of one step.
 
+    Decode rows ride on top: each of them is in every step, and there are at most as many as rows. So neither can starve
+    the other, and chunks keep their size whoever decodes beside them.
+
     Attributes:
-        tokens: of all spans together. Decode rows come first; what is left goes to extends.
+        tokens: of all extends together.
         chunk: of one extend. It bounds the gap between two tokens of a running stream.
-        least: extends get at least this many tokens, however many rows decode, so that neither can starve the other.
     """
 
     tokens: int
     chunk: int
-    least: int = 16
 
 
 @dataclass(slots=True)
@@ -53,6 +56,11 @@ class OutOfPages(Exception):
 
 
 class Planner:
+    """
+    Args:
+        share: decode plans name the groups of rows that share a prefix.
+    """
+
     def __init__(
         self,
         cache: Cache,
@@ -61,6 +69,7 @@ class Planner:
         order: Order,
         estimate: OutputEstimate,
         limits: StepLimits,
+        share: bool = False,
     ) -> None:
         self._cache = cache
         self._rows = rows
@@ -68,14 +77,17 @@ class Planner:
         self._order = order
         self._estimate = estimate
         self._limits = limits
+        self._sharing = Sharing(cache.page_size, share)
         self._step = 0
-        self._writes: list[tuple[int, int, int]] = []  # page-table writes that the next plan carries
+        self._writes = PageWrites()
         self._steady: _Steady | None = None
         self._retry_at = 0  # step at which admission is tried again after it came to nothing
 
     def remapped(self, sequence: Sequence, pages: Iterable[tuple[int, int]]) -> None:
         """Pages of a running row were replaced by equal ones; its page table follows with the next plan."""
-        self._writes.extend((sequence.row, index, page) for index, page in pages if index < sequence.known_pages)
+        for index, page in pages:
+            if index < sequence.known_pages:
+                self._writes.add(sequence.row, index, [page])
 
     def changed(self) -> None:
         """Somebody came, left, or was paused: the next plan is made anew, not moved on from the last."""
@@ -89,7 +101,7 @@ class Planner:
         """
         admitting = bool(waiting) and len(self._rows) > 0 and self._step >= self._retry_at
         if self._steady is not None and not self._writes and not admitting:
-            moved = self._steady.move_on(self._cache, self._step + 1)
+            moved = self._steady.move_on(self._cache, self._writes, self._step + 1)
             if moved is not None:
                 self._step += 1
                 return moved, self._steady.sequences
@@ -108,7 +120,7 @@ class Planner:
         plan = self._freeze(spans, joins)
         everybody = len(spans) == sum(1 for s in running if s.finish is None)
         if everybody and bool(plan.samples.all()):
-            self._steady = _Steady(plan, [span.sequence for span in spans], self._cache.page_size)
+            self._steady = _Steady(plan, [span.sequence for span in spans], self._cache.page_size, self._sharing)
         return plan, [span.sequence for span in spans]
 
     def _spans_of(self, running: list[Sequence]) -> tuple[list[_Span], int]:
@@ -119,12 +131,14 @@ class Planner:
             pending = s.pending
             if s.finish is not None or pending <= 0:
                 continue
+            if s.promised and s.remaining <= 0:
+                continue  # its last token is being sampled: nobody needs that token's KV
             (decodes if pending == 1 and s.dispatched >= s.prompt_len else extends).append(
                 _Span(s, s.dispatched, pending)
             )
         for span in decodes:
             self._grow(span.sequence, span.start + 1, ample=True)
-        budget = max(self._limits.tokens - len(decodes), self._limits.least)
+        budget = self._limits.tokens
         fitting: list[_Span] = []
         for span in extends:
             span.length = min(span.length, self._limits.chunk, budget)
@@ -210,6 +224,8 @@ class Planner:
         self._step += 1
         count = len(spans)
         samples = np.zeros(count, np.bool_)
+        decode = all(span.length == 1 for span in spans)
+        shared = self._sharing.groups([_lease(span.sequence) for span in spans]) if decode else ()
         for i, span in enumerate(spans):
             s = span.sequence
             s.dispatched += span.length
@@ -218,8 +234,7 @@ class Planner:
                 samples[i] = True
                 s.promised += 1
             self._write_new_pages(s)
-        writes = np.array(self._writes, np.int32).reshape(-1, 3)
-        self._writes = []
+        page_rows, page_index, page_ids = self._writes.take()
         return Plan(
             step=self._step,
             rows=np.array([span.sequence.row for span in spans], np.int32),
@@ -227,9 +242,10 @@ class Planner:
             lengths=np.array([span.length for span in spans], np.int32),
             samples=samples,
             joins=tuple(joins),
-            page_rows=writes[:, 0],
-            page_index=writes[:, 1],
-            page_ids=writes[:, 2],
+            page_rows=page_rows,
+            page_index=page_index,
+            page_ids=page_ids,
+            shared=shared,
         )
 
     def _write_new_pages(self, sequence: Sequence) -> None:
@@ -237,13 +253,17 @@ class Planner:
         assert lease is not None
         if len(lease.pages) > sequence.known_pages:
             first = sequence.known_pages
-            self._writes.extend((sequence.row, first + i, page) for i, page in enumerate(lease.pages[first:]))
+            self._writes.add(sequence.row, first, lease.pages[first:])
             sequence.known_pages = len(lease.pages)
 
 
+def _lease(sequence: Sequence) -> Lease:
+    assert sequence.lease is not None
+    return sequence.lease
+
+
 def _join(sequence: Sequence) -> Join:
-    lease = sequence.lease
-    assert lease is not None
+    lease = _lease(sequence)
     return Join(
         row=sequence.row,
         uid=sequence.uid,
@@ -258,9 +278,12 @@ def _join(sequence: Sequence) -> Join:
 class _Steady:
     """Every running row got its token sampled in the last plan: the next plan is that one moved on by one token."""
 
-    def __init__(self, plan: Plan, sequences: list[Sequence], page_size: int) -> None:
+    def __init__(self, plan: Plan, sequences: list[Sequence], page_size: int, sharing: Sharing) -> None:
         self.sequences = sequences
         self._page_size = page_size
+        self._sharing = sharing
+        # Looked for when there is a next plan: often somebody joins and there is none.
+        self._shared: tuple[SharedPrefix, ...] | None = plan.shared if plan.decode else None
         self._rows = plan.rows
         self._ones: Ints = np.ones(len(sequences), np.int32)
         self._starts = plan.starts + plan.lengths
@@ -273,39 +296,35 @@ class _Steady:
         assert sequence.lease is not None
         return len(sequence.lease.pages) * self._page_size
 
-    def move_on(self, cache: Cache, step: int) -> Plan | None:
+    def move_on(self, cache: Cache, writes: PageWrites, step: int) -> Plan | None:
         """The next plan, or None if some row needs more than one more token's worth of thought."""
         starts = self._starts
         if (starts >= self._last).any():
             return None
-        page_rows = page_index = page_ids = NO_INTS
         short = np.flatnonzero(starts >= self._room).tolist()
-        if short:
-            writes = self._grow(cache, short)
-            if writes is None:
-                return None
-            table = np.array(writes, np.int32)
-            page_rows, page_index, page_ids = table[:, 0], table[:, 1], table[:, 2]
+        if short and not self._grow(cache, writes, short):
+            return None
+        if self._shared is None:
+            self._shared = self._sharing.groups([_lease(s) for s in self.sequences])
         for s in self.sequences:
             s.dispatched += 1
             s.promised += 1
             s.in_flight += 1
         self._starts = starts + 1
-        return Plan(step, self._rows, starts, self._ones, self._samples, (), page_rows, page_index, page_ids)
+        return Plan(step, self._rows, starts, self._ones, self._samples, (), *writes.take(), self._shared)
 
-    def _grow(self, cache: Cache, short: list[int]) -> list[tuple[int, int, int]] | None:
-        writes: list[tuple[int, int, int]] = []
+    def _grow(self, cache: Cache, writes: PageWrites, short: list[int]) -> bool:
+        """Pages for the rows that have none left. False: memory is getting short, the careful path decides."""
         if cache.headroom() <= 4 * RUN * len(self.sequences):
-            return None  # memory is getting short: the careful path decides
+            return False
         for i in short:
             s = self.sequences[i]
             lease = s.lease
             assert lease is not None
             upto = min(-(-(int(self._starts[i]) + 1) // RUN) * RUN, s.limit)
             if not cache.grow(lease, upto):
-                return None
-            pages = lease.pages
-            writes.extend((s.row, j, pages[j]) for j in range(s.known_pages, len(pages)))
-            s.known_pages = len(pages)
+                return False
+            writes.add(s.row, s.known_pages, lease.pages[s.known_pages :])
+            s.known_pages = len(lease.pages)
             self._room[i] = self._held(s)
-        return writes
+        return True

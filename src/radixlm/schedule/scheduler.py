@@ -32,6 +32,7 @@ class Settings:
         context_length: longest sequence in tokens.
         queue_timeout, request_timeout: seconds; 0 for no limit.
         preemption: None, or the priority difference at which a running sequence makes way.
+        shared_prefix: decode plans name the rows that share a prefix (`Plan.shared`).
     """
 
     context_length: int
@@ -45,6 +46,7 @@ class Settings:
     queue_timeout: float = 0.0
     request_timeout: float = 0.0
     preemption: int | None = None
+    shared_prefix: bool = False
     seed: int = 0
 
 
@@ -81,7 +83,9 @@ class Scheduler:
         self._estimate = OutputEstimate(settings.conservativeness)
         gates: list[Gate] = [PrefixGate(cache)]
         order = make_order(settings.policy, cache, settings.lpm_max_wait, settings.seed)
-        self._planner = Planner(cache, self._rows, gates, order, self._estimate, settings.step)
+        self._planner = Planner(
+            cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix
+        )
         self._committer = Committer(cache, self._planner, self._ended)
         self._flights: deque[_Flight] = deque()
         self._look_at_deadlines = 0.0

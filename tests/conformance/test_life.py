@@ -42,8 +42,8 @@ def start(model: Path) -> Iterator[Start]:
         return started[-1]
 
     yield make
-    for server in started:
-        server.stop()
+    while started:
+        started.pop().stop()
 
 
 def test_life_1_health_while_loading(start: Start) -> None:

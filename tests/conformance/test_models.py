@@ -1,4 +1,4 @@
-"""LOADM, GGUF and SEC-2: checkpoints of every spelling, and damaged or hostile ones, loaded whole and asked.
+"""LOADM, GGUF, SEC-2 and part of TKN-1: checkpoints of every spelling, damaged and hostile ones, loaded whole.
 
 Single parts of it have tests of their own: tests/unit/test_gguf.py (headers), tests/unit/test_checkpoint_*.py (files,
 spellings of rope, conversion), tests/numerics/test_load.py (tensors).
@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from radixlm import Engine
@@ -187,6 +189,35 @@ def test_loadm_an_unknown_architecture_is_told_what_is_known(tmp_path: Path, wei
     config = shape(architectures=["NoSuchModelForCausalLM"], model_type="nosuch")
     status, error = serve(directory(tmp_path / "m", config, weights), tmp_path)
     assert status == 2 and "NoSuchModelForCausalLM" in error and "LlamaForCausalLM" in error
+
+
+def test_tkn_1_exactly_one_start_token(tmp_path: Path, weights: Weights) -> None:
+    """A tokenizer that adds the start token, and a template that writes it: neither doubles the other's."""
+    start = byte_level().backend.token_to_id("<|user|>")
+
+    def adding(path: Path) -> None:
+        backend = Tokenizer.from_str(byte_level().backend.to_str())
+        backend.post_processor = TemplateProcessing(single="<|user|> $A", special_tokens=[("<|user|>", start)])
+        backend.save(str(path / "tokenizer.json"))
+        template = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        names = {"bos_token": "<|user|>", "chat_template": template}
+        (path / "tokenizer_config.json").write_text(json.dumps(names))
+
+    path = tiny.write(tmp_path / "m", shape(bos_token_id=start), weights, tokenizer=adding)
+    sampling = {"max_new_tokens": 1, "temperature": 0}
+    with engine(path) as made:
+        messages = [{"role": "user", "content": "Hi"}]
+        chat = made.render(messages)
+        assert chat[0] == start and chat.count(start) == 1
+        assert made.chat(messages, sampling)["meta_info"]["prompt_tokens"] == len(chat)
+        text = made.encode("Hi")
+        assert text[0] == start and text.count(start) == 1
+        assert made.generate("Hi", sampling)["meta_info"]["prompt_tokens"] == len(text)
+        # An empty text is the start token alone, and may be continued. Ids are taken as they are.
+        assert made.generate("", sampling)["meta_info"]["prompt_tokens"] == 1
+        assert (
+            made.generate(input_ids=text[1:], sampling_params=sampling)["meta_info"]["prompt_tokens"] == len(text) - 1
+        )
 
 
 # ---- GGUF

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from radixlm.attention.base import LayerSpec
+from radixlm.attention.tiles import Tiling
 from radixlm.attention.torch_ref import TorchReference
-from support.attention import attended, make_step
+from support.attention import attended, make_step, together
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +33,19 @@ SPECS = {
 }
 
 
+#: Starts of decode rows, and who shares how much: (spans, positions).
+SHARED = {
+    "pair": ([700, 640], [([0, 1], 640)]),
+    "one group": ([1152 + 9 * i for i in range(16)], [(range(16), 1152)]),
+    "more than a tile": ([2048 + i for i in range(100)], [(range(100), 2048)]),
+    "groups and strangers": (
+        [5000, 300, 77, *range(4096, 4106), 900, 0, *range(640, 700)],
+        [([0, *range(3, 13)], 4096), ([1, 13], 256), (range(16, 75), 576)],
+    ),
+    "none": ([100, 1000], []),
+}
+
+
 @pytest.mark.parametrize("spec", ["gqa", "three", "mha 96"])
 @pytest.mark.parametrize("spans", [[(0, 700)], [(40, 1), (0, 30), (0, 512), (0, 1500)], [(9, 600), (0, 513)], [(7, 1)]])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -53,6 +67,26 @@ def test_equal_to_the_reference(dtype: torch.dtype, spec: str, batch: str, page_
 
     device = torch.device("cuda")
     inputs, pages = make_step(BATCHES[batch], page_size, device)
+    got = attended(TritonAttention(), inputs, pages, SPECS[spec], dtype).float()
+    expected = attended(TorchReference(), inputs, pages, SPECS[spec], dtype).float()
+    assert torch.isfinite(got).all()
+    error = (got - expected).norm() / expected.norm()
+    assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("case", SHARED)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_shared_prefixes_equal_the_reference(dtype: torch.dtype, spec: str, case: str, page_size: int) -> None:
+    from radixlm.attention.triton import TritonAttention
+
+    starts, groups = SHARED[case]
+    shared = together(*groups)
+    tiling = Tiling.of([SPECS[spec]], 132) or Tiling(16, 33)
+    inputs, pages = make_step(
+        [(start, 1) for start in starts], page_size, torch.device("cuda"), groups=shared, tiling=tiling
+    )
     got = attended(TritonAttention(), inputs, pages, SPECS[spec], dtype).float()
     expected = attended(TorchReference(), inputs, pages, SPECS[spec], dtype).float()
     assert torch.isfinite(got).all()

@@ -183,6 +183,7 @@ class Rows:
             positions=torch.tensor(positions),
             slots=torch.tensor(slots),
             rows=torch.tensor([row for row, _ in spans]),
+            row_ids=[row for row, _ in spans],
             starts=starts,
             lengths=lengths,
             page_table=self._table,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import httpx
 import psutil
@@ -172,6 +173,7 @@ class Server:
                 cwd=self.scratch,
             )
         self.pid = self.process.pid
+        atexit.register(self.kill)  # whatever happens to the tests, no server outlives them
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.Client(
             base_url=self.url, headers=headers, timeout=60.0, limits=httpx.Limits(max_connections=None), trust_env=False
@@ -183,15 +185,17 @@ class Server:
     # ---- its life
 
     def wait_ready(self) -> None:
-        while True:
+        while self.health() != 200:
             if self.process.poll() is not None:
-                raise AssertionError(f"the server ended with status {self.process.returncode}:\n{self.log()}")
+                self._give_up(f"the server ended with status {self.process.returncode}")
             if time.monotonic() - self.started > START_SECONDS:
-                self.kill()
-                raise AssertionError(f"the server was not ready within {START_SECONDS:g} s:\n{self.log()}")
-            if self.health() == 200:
-                return
+                self._give_up(f"the server was not ready within {START_SECONDS:g} s")
             time.sleep(0.05)
+
+    def _give_up(self, why: str) -> NoReturn:
+        said = self.log()
+        self.kill()
+        raise AssertionError(f"{why}:\n{said}")
 
     def health(self) -> int | None:
         """The status of `/health`, None if nobody listens."""
@@ -225,9 +229,9 @@ class Server:
             try:
                 status = self.process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                self.kill()
-                raise AssertionError(f"the server did not end within {STOP_SECONDS:g} s:\n{self.log()}") from None
-            assert status == 0, f"exit status {status}:\n{self.log()}"
+                self._give_up(f"the server did not end within {STOP_SECONDS:g} s")
+            if status != 0:
+                self._give_up(f"the server ended with status {status}")
             self.check_gone(family)
         self.close()
 
@@ -245,6 +249,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
+        atexit.unregister(self.kill)
         self.http.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.log_file.unlink(missing_ok=True)

@@ -95,5 +95,12 @@ class Servers:
         server.check_well()
 
     def stop(self) -> None:
-        for server in self._running.values():
-            server.stop()
+        """End them all, and then complain about those that did not end well."""
+        complaints = []
+        for name, server in self._running.items():
+            try:
+                server.stop()
+            except AssertionError as error:
+                server.kill()
+                complaints.append(f"{name}: {error}")
+        assert not complaints, "\n".join(complaints)

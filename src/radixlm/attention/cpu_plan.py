@@ -24,7 +24,7 @@ BLOCK_BYTES = 4 << 20
 #: Bytes of one block's score matrix.
 SCORE_BYTES = 4 << 20
 #: Bytes of reading per layer that a shared prefix must save to be worth its two further products.
-WORTH_BYTES = 1 << 19
+WORTH_BYTES = 1 << 20
 #: Rows of a block are padded to the longest; a shorter row joins if it fills this share of it, or lacks few tokens.
 FILL = 0.75
 SLACK = 32

@@ -1,8 +1,10 @@
-"""This module owns the backend that sends whole prompts through cuDNN's attention and everything else through Triton's kernels.
+"""This module owns the backend that sends whole prompts through cuDNN's attention and everything else through Triton's
+kernels.
 
-A prompt without a cached prefix needs no page table: its keys and values are the ones just computed, dense in memory. That is
-what cuDNN's kernels want, and on recent GPUs they are nearly twice as fast as a paged kernel. Chunks behind a prefix, short
-prompts and decode rows take the paged path.
+A prompt without a cached prefix needs no page table: its keys and values are the ones just computed, dense in memory.
+    That is
+what cuDNN's kernels want, and on recent GPUs they are nearly twice as fast as a paged kernel. Chunks behind a prefix,
+short prompts and decode rows take the paged path.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ CAPABILITIES = Capabilities(
     window=False,
     soft_cap=False,
     requires=("triton",),
+    shared_prefix=True,
 )
 
 #: Shorter prompts do not fill the GPU one by one; the paged kernel takes many in one launch.
@@ -58,15 +61,40 @@ class CudnnAttention:
             last -= inputs.lengths[spans]
         rest = inputs
         if dense:
-            rest = replace(inputs, rows=inputs.rows[:spans], starts=inputs.starts[:spans], lengths=inputs.lengths[:spans])
+            rest = replace(
+                inputs,
+                rows=inputs.rows[:spans],
+                row_ids=inputs.row_ids[:spans],
+                starts=inputs.starts[:spans],
+                lengths=inputs.lengths[:spans],
+            )
         return CudnnPlan(inputs, last, self._paged.plan(rest, pool), tuple(dense))
 
     def run(
-        self, plan: CudnnPlan, layer: int, spec: LayerSpec, pool: KVPool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self,
+        plan: CudnnPlan,
+        layer: int,
+        spec: LayerSpec,
+        pool: KVPool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+    ) -> torch.Tensor:
+        self._paged.store(layer, pool, plan.inputs.slots, k, v)
+        return self.run_stored(plan, layer, spec, pool, q, k, v)
+
+    def run_stored(
+        self,
+        plan: CudnnPlan,
+        layer: int,
+        spec: LayerSpec,
+        pool: KVPool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
     ) -> torch.Tensor:
         if not plan.dense:
-            return self._paged.run(plan.rest, layer, spec, pool, q, k, v)
-        self._paged.store(layer, pool, plan.inputs.slots, k, v)
+            return self._paged.run_stored(plan.rest, layer, spec, pool, q, k, v)
         out = q.new_empty(len(q), spec.heads * spec.head_dim)
         if plan.paged:
             self._paged.attend(plan.rest, layer, spec, pool, q[: plan.paged], out[: plan.paged])

@@ -29,6 +29,7 @@ BACKENDS: Registry[Capabilities] = Registry(
                 window=False,
                 soft_cap=False,
                 requires=("triton",),
+                shared_prefix=True,
             ),
         ),
         Entry(
@@ -39,6 +40,7 @@ BACKENDS: Registry[Capabilities] = Registry(
                 dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
                 head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
                 requires=("triton",),
+                shared_prefix=True,
             ),
         ),
         Entry("torch_ref", "radixlm.attention.torch_ref:TorchReference", Capabilities(devices=frozenset())),

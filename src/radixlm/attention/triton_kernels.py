@@ -1,14 +1,14 @@
-"""This module owns the Triton kernels of attention: extend, decode with split KV, prefixes that rows share, and merging.
+"""This module owns the Triton kernels of attention: extend, decode with split KV, prefixes that rows share, merging.
 
-All follow FlashAttention (Dao et al., 2022: online softmax over blocks of keys) with the query heads that share a key head
-as rows of one tile (grouped queries). Decode splits a long context over several programs and merges their partial results
-by log-sum-exp (Dao et al., Flash-Decoding, 2023); a prefix that rows share is one more part of each of them (Juravsky et
-al., Hydragen, 2024; Zhu et al., RelayAttention, 2024), read once for all its rows. Keys and values are gathered through the
-page table, token by token, so any page size will do.
+All follow FlashAttention (Dao et al., 2022: online softmax over blocks of keys) with the query heads that share a key
+head as rows of one tile (grouped queries). Decode splits a long context over several programs and merges their partial
+results by log-sum-exp (Dao et al., Flash-Decoding, 2023). A prefix that rows share is read once for all of them, and is
+one more part of each (Juravsky et al., Hydragen, 2024). Keys and values are gathered through the page table, token by
+token, so any page size will do.
 
-Partial results are numbered: those of a row's own context first, at (token * heads + head) * splits + split, then those of
-shared prefixes, at `own + number * heads + head` (the numbers of `SharedTiles`), where `own` is how many the first are.
-Each is a vector of `head_dim` float32 and the log2 of the sum of its weights.
+Partial results are numbered: first those of the rows' own contexts, at (token * heads + head) * splits + split, then
+those of shared prefixes, at own + number * heads + head (see `SharedTiles`), where `own` is how many the first are.
+Each is a vector of `head_dim` float32, and the log2 of the sum of its weights.
 """
 
 from __future__ import annotations
@@ -91,12 +91,11 @@ def decode_kernel(
         out = out_ptr + token * out_token + heads[:, None] * DIM + dim[None, :]
         tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)
     else:
-        # A part that has no positions keeps weight 0 in the merge.
-        some = total > 0
+        # A part that has no positions (its top is -inf) has weight 0 in the merge.
+        total = tl.where(total > 0, total, 1.0)
         part = (token * tl.num_programs(1) * GROUP + heads) * SPLITS + split
-        value = acc / tl.where(some, total, 1.0)[:, None]
-        tl.store(part_ptr + part[:, None] * DIM + dim[None, :], value, mask=stored)
-        tl.store(lse_ptr + part, tl.where(some, top + tl.log2(total), float("-inf")), mask=group < GROUP)
+        tl.store(part_ptr + part[:, None] * DIM + dim[None, :], acc / total[:, None], mask=stored)
+        tl.store(lse_ptr + part, top + tl.log2(total), mask=group < GROUP)
 
 
 @triton.jit

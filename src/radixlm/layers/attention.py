@@ -44,6 +44,8 @@ class Attention:
     def _attend(self, x: torch.Tensor, rotation: Rotation, step: Step) -> torch.Tensor:
         rotated = self._heads + self._kv_heads
         qkv = self._qkv(x).view(len(x), rotated + self._kv_heads, self._dim)
+        if step.fuses:
+            return step.attend_fused(self._index, qkv, rotation, self._norm)
         qk = qkv.narrow(1, 0, rotated)
         if self._norm is not None:
             qk = self._norm(qk)

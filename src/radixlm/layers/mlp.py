@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from radixlm.ops.activation import Activation, gated
+from radixlm.ops.activation import Activation
 from radixlm.ops.linear import Linear
 
 
@@ -35,7 +35,7 @@ class GatedMlp:
 
 
 class MergedMlp:
-    """One product for gate and up together, then the gating as one pass: suits a GPU, where every launch counts."""
+    """One product for gate and up together, with the gating behind it: suits a GPU, where every launch counts."""
 
     __slots__ = ("_activation", "_down", "_gate_up")
 
@@ -45,8 +45,8 @@ class MergedMlp:
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(gated(self._gate_up(x), self._activation))
+        return self._down(self._gate_up.gated(x, self._activation))
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The same, added to residual in the last product."""
-        return self._down.plus(gated(self._gate_up(x), self._activation), residual)
+        return self._down.plus(self._gate_up.gated(x, self._activation), residual)

@@ -10,12 +10,12 @@ from radixlm.ops.norm import rms_norm
 class RmsNorm:
     """Normalises over the last dimension. The weight is kept in float32, in which the product is computed anyway."""
 
-    __slots__ = ("_eps", "_weight")
+    __slots__ = ("eps", "weight")
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """weight broadcasts against the input: [n], or [heads, n] where each head has its own."""
-        self._weight = weight.float()
-        self._eps = torch.full((1,), eps, dtype=torch.float32, device=weight.device)
+        self.weight = weight.float()
+        self.eps = torch.full((1,), eps, dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self.weight, self.eps)

@@ -13,6 +13,7 @@ import torch
 
 from radixlm.ops import linear as linear_ops
 from radixlm.ops.linear import Linear
+from radixlm.ops.norm import Norm
 
 
 class Tensors(Protocol):
@@ -43,6 +44,11 @@ class Source:
         """Products are packed for the CPU, where what follows one is fused into it."""
         return linear_ops.can_pack(self.dtype, self.device)
 
+    @property
+    def fuses_norms(self) -> bool:
+        """Products take in the norm before them, see `linear`."""
+        return linear_ops.has_kernels(self.dtype, self.device)
+
     def has(self, name: str) -> bool:
         return name in self._tensors.names()
 
@@ -53,18 +59,27 @@ class Source:
         self.bytes += tensor.nbytes
         return tensor
 
-    def linear(self, names: Sequence[str], outputs: Sequence[int], inputs: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self,
+        names: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        norm: Norm | None = None,
+    ) -> Linear:
         """One product for several linear layers of the same input: their outputs lie side by side.
 
         Args:
             names: tensor names without `.weight` and `.bias`.
             outputs: the output size of each.
+            norm: what the input is normalised by first; only where `fuses_norms`.
         """
         before = self.bytes
         weights = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, outputs, strict=True)]
         biases = [self.tensor(f"{name}.bias", size) for name, size in zip(names, outputs, strict=True) if bias]
         made = linear_ops.make(
-            weights[0] if len(weights) == 1 else torch.cat(weights), torch.cat(biases) if biases else None
+            weights[0] if len(weights) == 1 else torch.cat(weights), torch.cat(biases) if biases else None, norm
         )
         self.bytes = before + made.bytes
         return made
@@ -72,6 +87,6 @@ class Source:
     def tied(self, weight: torch.Tensor) -> Linear:
         """A product with a tensor that was made before and serves elsewhere too (an embedding table)."""
         made = linear_ops.make(weight)
-        if not isinstance(made, linear_ops.PlainLinear):  # a packed copy, beside the tensor
+        if isinstance(made, linear_ops.PackedLinear):  # a copy, beside the tensor
             self.bytes += made.bytes
         return made

@@ -87,6 +87,21 @@ class PreNormBlock:
         return self._mlp.plus(self._second(x), x)
 
 
+class FusedBlock:
+    """The same where the first product of each part normalises its input (`Source.fuses_norms`)."""
+
+    __slots__ = ("_attention", "_mlp", "_rope")
+
+    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, rope: int) -> None:
+        self._attention = attention
+        self._mlp = mlp
+        self._rope = rope
+
+    def __call__(self, x: torch.Tensor, rotations: Sequence[Rotation], step: Step) -> torch.Tensor:
+        x = self._attention.plus(x, rotations[self._rope], step, x)
+        return self._mlp.plus(x, x)
+
+
 class SandwichBlock:
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
@@ -150,27 +165,31 @@ def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
     """Layer `index`, from the tensors under `name`."""
     layer, hidden = spec.attention[index], spec.hidden_size
     q_size, kv_size = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    kind, parts = (SandwichBlock, SANDWICH_NORMS) if spec.sandwich else (PreNormBlock, PRE_NORMS)
+    norms = [_norm(spec, source, f"{name}.{part}") for part in parts]
+    fused = source.fuses_norms and not spec.sandwich
+    qkv = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
     attention = Attention(
         index,
         layer,
-        source.linear(
-            [f"{name}.self_attn.{part}_proj" for part in "qkv"], [q_size, kv_size, kv_size], hidden, bias=spec.qkv_bias
-        ),
+        source.linear(qkv, [q_size, kv_size, kv_size], hidden, bias=spec.qkv_bias, norm=norms[0] if fused else None),
         source.linear([f"{name}.self_attn.o_proj"], [hidden], q_size, bias=spec.out_bias),
         _head_norm(spec, source, f"{name}.self_attn", layer) if spec.head_norm else None,
     )
-    mlp = _mlp(spec, source, f"{name}.mlp")
-    kind, parts = (SandwichBlock, SANDWICH_NORMS) if spec.sandwich else (PreNormBlock, PRE_NORMS)
-    return kind(attention, mlp, [_norm(spec, source, f"{name}.{part}") for part in parts], spec.rope_of[index])
+    mlp = _mlp(spec, source, f"{name}.mlp", norms[1] if fused else None)
+    if fused:
+        return FusedBlock(attention, mlp, spec.rope_of[index])
+    return kind(attention, mlp, norms, spec.rope_of[index])
 
 
-def _mlp(spec: DecoderSpec, source: Source, name: str) -> GatedMlp | MergedMlp:
+def _mlp(spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = None) -> GatedMlp | MergedMlp:
+    """The feed-forward part; `norm` goes into its first product, where those are fused."""
     hidden, inner, function = spec.hidden_size, spec.intermediate_size, activation.find(spec.activation)
     gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
     if source.packs:
         gate, up = (source.linear([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
         return GatedMlp(gate, up, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
-    merged = source.linear(gate_up, [inner, inner], hidden, bias=spec.mlp_bias)
+    merged = source.linear(gate_up, [inner, inner], hidden, bias=spec.mlp_bias, norm=norm)
     return MergedMlp(merged, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
 
 

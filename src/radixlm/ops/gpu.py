@@ -8,10 +8,18 @@ from types import ModuleType
 
 import torch
 
+#: Kernels start while the one before them ends, see `triton_early`.
+EARLY = False
+
+
+@functools.cache
+def available() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    if importlib.util.find_spec("triton") is None:
+    if not available():
         return None
     from radixlm.ops import triton_kernels
 
@@ -21,3 +29,11 @@ def _kernels() -> ModuleType | None:
 def kernels(x: torch.Tensor) -> ModuleType | None:
     """The module of Triton kernels if x is on a GPU that they run on, else None: then the torch form is taken."""
     return _kernels() if x.is_cuda else None
+
+
+@functools.cache
+def products() -> ModuleType:
+    """The module of thin products, on a machine where Triton is `available`."""
+    from radixlm.ops import triton_linear
+
+    return triton_linear

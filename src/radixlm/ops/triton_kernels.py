@@ -1,6 +1,7 @@
 """This module owns the Triton kernels of elementwise ops: one pass over memory where PyTorch would take several.
 
-Imported only where a GPU computes. Each has its torch reference beside the op it belongs to (`norm`, `rope`, `activation`).
+Imported only where a GPU computes. The torch references are in the modules of the ops: `norm`, `rope`, `activation`,
+`qkv`, and `sampling.sampler`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import triton
 import triton.language as tl
 
 from radixlm.ops.norm import Norm
+from radixlm.ops.triton_early import begin, launch
 
 
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, eps_ptr, x_token, x_group, out_token, out_group, w_group,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    begin(EARLY)
     token, group = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     used = column < SIZE
@@ -36,7 +39,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor) -> torch.
     _rms_norm_kernel[(len(x), groups)](
         x, weight, out, eps, x.stride(0), x.stride(1) if groups > 1 else 0, out.stride(0),
         out.stride(1) if groups > 1 else 0, weight.stride(0) if weight.dim() == 2 else 0,
-        SIZE=size, BLOCK=block, num_warps=max(1, min(8, block // 256)),
+        SIZE=size, BLOCK=block, num_warps=max(1, min(8, block // 256)), **launch(x),
     )  # fmt: skip
     return out
 
@@ -82,15 +85,16 @@ def _write_kernel(
     used = (head < HEADS)[:, None] & (dim < DIM)[None, :]
     read = head[:, None] * in_head + dim[None, :]
     write = slot * slot_stride + head[:, None] * head_stride + dim[None, :]
-    tl.store(keys_ptr + write, tl.load(k_ptr + token * k_token + read, mask=used).to(keys_ptr.dtype.element_ty), mask=used)
-    tl.store(values_ptr + write, tl.load(v_ptr + token * v_token + read, mask=used).to(values_ptr.dtype.element_ty), mask=used)
+    k = tl.load(k_ptr + token * k_token + read, mask=used)
+    v = tl.load(v_ptr + token * v_token + read, mask=used)
+    tl.store(keys_ptr + write, k.to(keys_ptr.dtype.element_ty), mask=used)
+    tl.store(values_ptr + write, v.to(values_ptr.dtype.element_ty), mask=used)
 
 
-def write_kv(
-    keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def write_kv(keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """k, v [T, heads, dim] (equal strides between heads) into keys, values [slots, heads, dim] at slots [T]."""
-    assert k.stride(1) == v.stride(1) and keys.stride() == values.stride()
+    assert k.stride(1) == v.stride(1)
+    assert keys.stride() == values.stride()
     heads, dim = k.shape[1:]
     _write_kernel[(len(k),)](
         k, v, keys, values, slots, k.stride(0), v.stride(0), k.stride(1), keys.stride(0), keys.stride(1),
@@ -103,9 +107,10 @@ def _prepare_kernel(
     qkv_ptr, cos_ptr, sin_ptr, weight_ptr, eps_ptr, keys_ptr, values_ptr, slots_ptr,
     qkv_token, angle_token, slot_stride, head_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SOME: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr,
-    NORM: tl.constexpr,
+    NORM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """SOME heads of a token, all of one kind: programs of queries, then of keys, then of values."""
+    begin(EARLY)
     Q_PROGRAMS: tl.constexpr = (HEADS + SOME - 1) // SOME
     K_PROGRAMS: tl.constexpr = (KV_HEADS + SOME - 1) // SOME
     token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -130,10 +135,10 @@ def _prepare_kernel(
         turned = a * cos - b * sin
         b = b * cos + a * sin
         a = turned
-    if kind == 0:
+    if kind < 2:
         tl.store(first, a.to(qkv_ptr.dtype.element_ty), mask=used)
         tl.store(first + HALF, b.to(qkv_ptr.dtype.element_ty), mask=used)
-    else:
+    if kind > 0:
         pool = keys_ptr if kind == 1 else values_ptr
         slot = pool + tl.load(slots_ptr + token) * slot_stride + head[:, None] * head_stride + dim[None, :]
         tl.store(slot, a.to(keys_ptr.dtype.element_ty), mask=used)
@@ -148,35 +153,28 @@ def prepare_qkv(
     slots: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-) -> torch.Tensor:
-    """All that lies between the projection and attention, in one pass: head norm, rotation, and the KV write.
-
-    Args:
-        qkv: [T, heads + 2 * kv_heads, dim], dense heads: queries, keys, values. The queries change in place.
-        cos, sin: [T, 1, dim], see `ops.rope.rotate_`.
-        norm: of queries and keys, weight [heads + kv_heads, dim], dense.
-        slots: [T] int64.
-        keys, values: [slots, kv_heads, dim], in any dtype that holds them.
-
-    Returns:
-        The queries, normalised and rotated: a view [T, heads, dim] of qkv.
-    """
+) -> None:
+    """See `ops.qkv.prepare`."""
     kv_heads, dim = keys.shape[1:]
     heads = qkv.shape[1] - 2 * kv_heads
-    assert qkv.stride(1) == dim and keys.stride() == values.stride()
+    assert qkv.stride(1) == dim
+    assert keys.stride() == values.stride()
     some = min(8, triton.next_power_of_2(kv_heads))
     wide = triton.next_power_of_2(dim // 2)
+    weight, eps = (qkv, qkv) if norm is None else (norm.weight, norm.eps)
     _prepare_kernel[(len(qkv), triton.cdiv(heads, some) + 2 * triton.cdiv(kv_heads, some))](
-        qkv, cos, sin, qkv if norm is None else norm.weight, qkv if norm is None else norm.eps, keys, values, slots,
+        qkv, cos, sin, weight, eps, keys, values, slots,
         qkv.stride(0), cos.stride(0), keys.stride(0), keys.stride(1),
         HEADS=heads, KV_HEADS=kv_heads, SOME=some, HALF=dim // 2, WIDE=wide, NORM=norm is not None,
-        num_warps=max(1, min(4, some * wide // 256)),
+        num_warps=max(1, min(4, some * wide // 256)), **launch(qkv),
     )  # fmt: skip
-    return qkv.narrow(1, 0, heads)
 
 
 @triton.jit
-def _silu_mul_kernel(x_ptr, out_ptr, x_token, out_token, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(
+    x_ptr, out_ptr, x_token, out_token, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    begin(EARLY)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     used = column < SIZE
@@ -193,6 +191,63 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(len(x), size)
     block = min(1024, triton.next_power_of_2(size))
     _silu_mul_kernel[(len(x), triton.cdiv(size, block))](
-        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=4
+        x, out, x.stride(0), out.stride(0), SIZE=size, BLOCK=block, num_warps=4, **launch(x)
     )
     return out
+
+
+@triton.jit
+def _best_of_part_kernel(
+    scores_ptr, value_ptr, id_ptr, scores_row, size, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    begin(EARLY)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(scores_ptr + row * scores_row + column, mask=column < size, other=float("-inf")).to(tl.float32)
+    # A NaN would be passed over; an infinity is found out at the end.
+    value, index = tl.max(tl.where(x == x, x, float("inf")), 0, return_indices=True)
+    where = row * tl.num_programs(1) + part
+    tl.store(value_ptr + where, value)
+    tl.store(id_ptr + where, part * BLOCK + index)
+
+
+@triton.jit
+def _best_of_row_kernel(
+    value_ptr, id_ptr, token_ptr, status_ptr, parts, limit, mark, MANY: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    begin(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, MANY)
+    values = tl.load(value_ptr + row * parts + part, mask=part < parts, other=float("-inf"))
+    value, index = tl.max(values, 0, return_indices=True)
+    sound = tl.abs(value) < limit
+    token = tl.load(id_ptr + row * parts + index)
+    tl.store(token_ptr + row, tl.where(sound, token, 0).to(tl.int64))
+    tl.store(status_ptr + row, tl.where(sound, 0, mark).to(tl.int8))
+
+
+def best(scores: torch.Tensor, limit: float, mark: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The column of the largest number of each row, the first of equal ones: parts of a row first, then the best part.
+
+    Args:
+        scores: [n, V], dense rows.
+        limit: a row is unsound if it has a NaN, or if its largest number is not below this in magnitude.
+
+    Returns:
+        Columns [n] int64, 0 for unsound rows; [n] int8, 0 for sound rows and `mark` for unsound ones.
+    """
+    rows, size = scores.shape
+    block = 2048
+    parts = triton.cdiv(size, block)
+    values = torch.empty(rows, parts, dtype=torch.float32, device=scores.device)
+    ids = torch.empty(rows, parts, dtype=torch.int32, device=scores.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=scores.device)
+    status = torch.empty(rows, dtype=torch.int8, device=scores.device)
+    _best_of_part_kernel[(rows, parts)](
+        scores, values, ids, scores.stride(0), size, BLOCK=block, num_warps=4, **launch(scores)
+    )
+    _best_of_row_kernel[(rows,)](
+        values, ids, tokens, status, parts, limit, mark, MANY=triton.next_power_of_2(parts), num_warps=1,
+        **launch(scores),
+    )  # fmt: skip
+    return tokens, status

@@ -1,8 +1,8 @@
 """This module owns the Triton kernels of thin matrix products: few tokens times a weight, which is read exactly once.
 
-Such a product is bound by reading the weight. `_vector_kernel` multiplies on the ordinary units, every thread with 16 bytes
-of several rows in flight; `_tiles_kernel` uses the matrix units, with the weight as the left operand, since their tiles are
-large on that side and small on the other. Sums are in float32 and their order is fixed, so results repeat.
+Such a product is bound by reading the weight. `_vector_kernel` multiplies on the ordinary units, every thread with 16
+bytes of several rows in flight; `_tiles_kernel` uses the matrix units, with the weight as the left operand, since their
+tiles are large on that side and small on the other. Sums are in float32 and their order is fixed, so results repeat.
 """
 
 from __future__ import annotations
@@ -10,9 +10,24 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from radixlm.ops.norm import Norm
-from radixlm.ops.thin import Tiles, Vector
+from radixlm.ops.thin import Vector, Way
+from radixlm.ops.triton_early import fetch, launch
+
+
+@triton.jit
+def _start(
+    w, w_up, SIZE: tl.constexpr, GATED: tl.constexpr, FETCH: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr
+):
+    """Weights never change: an early kernel asks for its part, SIZE numbers of 16 bits, before it waits."""
+    if EARLY:
+        gdc_launch_dependents()
+        if FETCH and SIZE % (256 * WARPS) == 0:  # 16 bytes or a multiple for each thread
+            fetch(w, 2 * SIZE, 32 * WARPS)
+            if GATED:
+                fetch(w_up, 2 * SIZE, 32 * WARPS)
+        gdc_wait()
 
 
 @triton.jit
@@ -39,20 +54,24 @@ def _fold(p, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.sum(tl.reshape(p, [TOKENS, ROWS, COLUMNS // 8, 8]), 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _vector_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, eps_ptr, out_ptr, tokens, outputs, x_token, out_token,
+    x_ptr, w_ptr, bias_ptr, gain_ptr, eps_ptr, out_ptr, tokens, outputs, x_token, out_token,
     INPUTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    ADD: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of the weight (and as many of `up`) with all tokens. The tensors are [tokens, rows, columns]."""
     first = tl.program_id(0) * ROWS
     token = tl.arange(0, TOKENS)[:, None, None]
     row = tl.arange(0, ROWS)[None, :, None]
     column = tl.arange(0, COLUMNS)[None, None, :]
+    mine = w_ptr + first.to(tl.int64) * INPUTS
+    mine_up = mine + outputs.to(tl.int64) * INPUTS
+    _start(mine, mine_up, ROWS * INPUTS, GATED, EVEN, WARPS, EARLY)
     x = x_ptr + token * x_token + column
-    w = w_ptr + first.to(tl.int64) * INPUTS + row * INPUTS + column
-    w_up = w + outputs.to(tl.int64) * INPUTS
+    w = mine + row * INPUTS + column
+    w_up = mine_up + row * INPUTS + column
     acc = tl.zeros([TOKENS, ROWS, COLUMNS // 8], tl.float32)
     acc_up = tl.zeros([TOKENS, ROWS, COLUMNS // 8], tl.float32)
     squares = tl.zeros([TOKENS, 1, COLUMNS // 8], tl.float32)
@@ -67,7 +86,7 @@ def _vector_kernel(
         b = tl.load(x + k, mask=here & (token < tokens), other=0.0).to(tl.float32)
         if NORM:
             squares += _fold(b * b, TOKENS, 1, COLUMNS)
-            b *= tl.load(norm_ptr + k + column, mask=here, other=0.0).to(tl.float32)
+            b *= tl.load(gain_ptr + k + column, mask=here, other=0.0).to(tl.float32)
         acc += _fold(a.to(tl.float32) * b, TOKENS, ROWS, COLUMNS)
         if GATED:
             if EVEN:
@@ -87,11 +106,12 @@ def _vector_kernel(
     _finish(y, up, row, token, used, bias_ptr, out_ptr, outputs, out_token, GATED, BIAS, ADD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _tiles_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, part_ptr, count_ptr, tokens, outputs, x_token, out_token,
     INPUTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of the weight (and as many of `up`) with all tokens, over one of SPLIT parts of the columns.
 
@@ -105,9 +125,12 @@ def _tiles_kernel(
     EACH: tl.constexpr = (INPUTS + SPLIT * COLUMNS - 1) // (SPLIT * COLUMNS) * COLUMNS
     low = part * EACH
     high = tl.minimum(low + EACH, INPUTS)
+    mine = w_ptr + first.to(tl.int64) * INPUTS
+    mine_up = mine + outputs.to(tl.int64) * INPUTS
+    _start(mine, mine_up, ROWS * INPUTS, GATED, EVEN and SPLIT == 1, WARPS, EARLY)
     x = x_ptr + token * x_token + column[:, None]
-    w = w_ptr + first.to(tl.int64) * INPUTS + row * INPUTS + column[None, :]
-    w_up = w + outputs.to(tl.int64) * INPUTS
+    w = mine + row * INPUTS + column[None, :]
+    w_up = mine_up + row * INPUTS + column[None, :]
     acc = tl.zeros([ROWS, TOKENS], tl.float32)
     acc_up = tl.zeros([ROWS, TOKENS], tl.float32)
     for k in tl.range(low, high, COLUMNS, num_stages=STAGES):
@@ -146,10 +169,11 @@ def _tiles_kernel(
 def product(
     x: torch.Tensor,
     weight: torch.Tensor,
-    way: Vector | Tiles,
+    way: Way,
     *,
     bias: torch.Tensor | None = None,
-    norm: Norm | None = None,
+    gain: torch.Tensor | None = None,
+    eps: torch.Tensor | None = None,
     gated: bool = False,
     into: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
@@ -159,11 +183,12 @@ def product(
     Args:
         x, weight: dense rows.
         way: its `tokens` must be at least T.
-        norm: x is normalised first (`Vector` only).
+        gain, eps: x is normalised first with these as weight [in] and float32 epsilon [1] (`Vector` only). A gain of
+            x's dtype is best: numbers of another size lie in other threads than the weight they meet.
         gated: weight holds gate rows, then as many of up: the result is silu(gate) * up, [T, out / 2].
         into: the product is added to this tensor, which is returned.
-        counts: int32, zero, one for each tile of rows: needed where `way` splits. Zero again afterwards; not to be shared
-            by products that run at the same time.
+        counts: int32, zero, one for each tile of rows: needed where `way` splits. Zero again afterwards; not to be
+            shared by products that run at the same time.
     """
     inputs = weight.shape[1]
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -173,14 +198,15 @@ def product(
     unused = out  # in place of a tensor that a kernel will not touch
     if isinstance(way, Vector):
         _vector_kernel[(programs,)](
-            x, weight, unused if bias is None else bias, unused if norm is None else norm.weight,
-            unused if norm is None else norm.eps, out, len(x), outputs, x.stride(0), out.stride(0),
+            x, weight, unused if bias is None else bias, unused if gain is None else gain,
+            unused if eps is None else eps, out, len(x), outputs, x.stride(0), out.stride(0),
             INPUTS=inputs, TOKENS=way.tokens, ROWS=way.rows, COLUMNS=way.columns, UNROLL=way.unroll, STAGES=way.stages,
-            EVEN=even, GATED=gated, NORM=norm is not None, BIAS=bias is not None, ADD=into is not None,
-            num_warps=way.warps,
+            EVEN=even, GATED=gated, NORM=gain is not None, BIAS=bias is not None, ADD=into is not None,
+            WARPS=way.warps, num_warps=way.warps, **launch(x),
         )  # fmt: skip
         return out
-    assert norm is None and not (gated and way.split > 1)
+    assert gain is None
+    assert not gated or way.split == 1
     split = way.split
     parts = unused if split == 1 else x.new_empty(programs * split * way.rows * way.tokens, dtype=torch.float32)
     _tiles_kernel[(programs, split)](
@@ -188,6 +214,6 @@ def product(
         len(x), outputs, x.stride(0), out.stride(0),
         INPUTS=inputs, TOKENS=way.tokens, ROWS=way.rows, COLUMNS=way.columns, SPLIT=split, STAGES=way.stages,
         EVEN=even and inputs % (split * way.columns) == 0, GATED=gated, BIAS=bias is not None, ADD=into is not None,
-        num_warps=way.warps,
+        WARPS=way.warps, num_warps=way.warps, **launch(x),
     )  # fmt: skip
     return out

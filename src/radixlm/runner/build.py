@@ -103,6 +103,7 @@ def build(
         pool=PoolFacts(pages=size.pages, page_size=page_size, max_running=size.max_running, bytes=pool.bytes),
         decisions=journal.decisions,
         timings=journal.timings,
+        shared_prefix=decode.capabilities.shared_prefix and any(not spec.window for spec in model.layers),
     )
     runner = Runner(model, pool, extend, decode, device, facts, graphs)
     with journal.stage("warm-up"):

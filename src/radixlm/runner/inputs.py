@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixlm.attention.base import StepInputs
+from radixlm.attention.base import SharedTiles, StepInputs
+from radixlm.attention.tiles import Tiling
 from radixlm.base.plan import Plan
 from radixlm.device.base import Device
 from radixlm.memory.table import RowTables
@@ -25,12 +26,23 @@ class _Steady:
     lengths: list[int]
     device_rows: torch.Tensor
     select: torch.Tensor
+    shared: SharedTiles | None
+
+    def goes_on(self, plan: Plan) -> bool:
+        before = self.plan
+        return before.rows is plan.rows and before.samples is plan.samples and before.shared is plan.shared
 
 
 class InputBuilder:
-    def __init__(self, tables: RowTables, device: Device) -> None:
+    """
+    Args:
+        tiling: how shared prefixes are cut; None if the attention makes no use of them.
+    """
+
+    def __init__(self, tables: RowTables, device: Device, tiling: Tiling | None = None) -> None:
         self._tables = tables
         self._device = device
+        self._tiling = tiling
         self._steady: _Steady | None = None
 
     def build(self, plan: Plan) -> StepInputs:
@@ -48,12 +60,19 @@ class InputBuilder:
         positions = plan.starts.astype(np.int64)
         steady = self._steady
         # The planner hands out the same arrays as long as nobody joins or leaves.
-        if steady is not None and steady.plan.rows is plan.rows and steady.plan.samples is plan.samples:
-            return self._inputs(plan, steady.rows, positions, steady.lengths, (), steady)
+        if steady is not None and steady.goes_on(plan):
+            return self._inputs(plan, steady.rows, positions, steady.lengths, (), steady.shared, steady)
         rows = plan.rows.astype(np.int64)
-        inputs = self._inputs(plan, rows, positions, [1] * len(rows), (rows, np.flatnonzero(plan.samples)))
-        self._steady = _Steady(plan, rows, [1] * len(rows), inputs.rows, inputs.select)
+        shared = self._shared(plan)
+        inputs = self._inputs(plan, rows, positions, [1] * len(rows), (rows, np.flatnonzero(plan.samples)), shared)
+        self._steady = _Steady(plan, rows, [1] * len(rows), inputs.rows, inputs.select, shared)
         return inputs
+
+    def _shared(self, plan: Plan) -> SharedTiles | None:
+        if self._tiling is None or not plan.shared:
+            return None
+        spans = len(plan.rows)
+        return self._tiling.tiles(self._device.upload(self._tiling.numbers(plan.shared, spans)), spans)
 
     def _inputs(
         self,
@@ -62,6 +81,7 @@ class InputBuilder:
         positions: Index,
         lengths: list[int],
         more: tuple[Index, ...],
+        shared: SharedTiles | None = None,
         steady: _Steady | None = None,
     ) -> StepInputs:
         """Upload and gather. `more`: rows and select, unless `steady` has them on the device."""
@@ -80,10 +100,12 @@ class InputBuilder:
             positions=on_device,
             slots=slots,
             rows=rows,
+            row_ids=plan.rows.tolist(),
             starts=plan.starts.tolist(),
             lengths=lengths,
             page_table=tables.pages,
             page_size=page_size,
             select=select,
             decode=plan.decode,
+            shared=shared,
         )

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from radixlm.attention.base import AttentionBackend, Step, StepInputs
+from radixlm.attention.tiles import Tiling
 from radixlm.base.facts import EngineFacts
 from radixlm.base.plan import Join, Outcome, Plan
 from radixlm.base.sampling import SamplingParams
@@ -40,7 +41,8 @@ class Runner:
     """
     Args:
         extend, decode: attention backends of steps with longer spans, and of steps where every span is one token.
-        facts: `facts.pool` and `facts.model` must describe `pool` and `model`.
+        facts: `facts.pool` and `facts.model` must describe `pool` and `model`. With `facts.shared_prefix`, `decode` is
+            told of the prefixes that rows share.
         graphs: decode steps run as captured graphs; `pool` has then one page more than `facts.pool`, for padding.
     """
 
@@ -63,7 +65,8 @@ class Runner:
         rows, vocab = facts.pool.max_running, facts.model.sampled_vocab_size
         # A captured step pads its batch with a row of its own.
         self._tables = RowTables(rows + graphs, facts.model.context_length, pool.page_size, device)
-        self._inputs = InputBuilder(self._tables, device)
+        tiling = Tiling.of(model.layers, facts.device.cores) if facts.shared_prefix else None
+        self._inputs = InputBuilder(self._tables, device, tiling)
         self._sampling = SamplingTable(rows, vocab, facts.model.eos_ids)
         self._sampler = Sampler(self._tables.tokens, vocab, device)
         self._scorer = Scorer(vocab, device)
@@ -71,7 +74,7 @@ class Runner:
         if graphs:
             from radixlm.runner.graphs import DecodeGraphs
 
-            self._graphs = DecodeGraphs(model, pool, decode, self._tables, self._sampler, device)
+            self._graphs = DecodeGraphs(model, pool, decode, self._tables, self._sampler, device, tiling)
 
     def forward(self, plan: Plan) -> PendingStep:
         """Take in the plan and queue the forward pass. On a CPU it is done on return."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from radixlm.device.base import Device
+from radixlm.ops import gpu
 from radixlm.sampling import rank
 from radixlm.sampling.adjust import Adjuster, Masks
 from radixlm.sampling.draw import draw_filtered, draw_free
@@ -71,7 +72,10 @@ class Sampler:
 
     def best(self, logits: torch.Tensor) -> Sampled:
         """The most probable token of each row of logits, and whether the scores are sound: what greedy rows get."""
-        top, tokens = logits[:, : self._vocab_size].max(-1)
+        scores = logits[:, : self._vocab_size]
+        if (kernels := gpu.kernels(scores)) is not None:
+            return Sampled(*kernels.best(scores, LARGEST_SCORE, NOT_FINITE))
+        top, tokens = scores.max(-1)
         status = torch.where(top.float().abs() < LARGEST_SCORE, OK, NOT_FINITE)
         return Sampled(torch.where(status == OK, tokens, 0), status.to(torch.int8))
 

@@ -83,9 +83,7 @@ class Scheduler:
         self._estimate = OutputEstimate(settings.conservativeness)
         gates: list[Gate] = [PrefixGate(cache)]
         order = make_order(settings.policy, cache, settings.lpm_max_wait, settings.seed)
-        self._planner = Planner(
-            cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix
-        )
+        self._planner = Planner(cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix)
         self._committer = Committer(cache, self._planner, self._ended)
         self._flights: deque[_Flight] = deque()
         self._look_at_deadlines = 0.0

@@ -19,124 +19,27 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+from gpu_ways import SHAPES, Product, Shape, products, short, ways
 
 from radixlm.ops import gpu
-from radixlm.ops.thin import Tiles, Vector, Way
+from radixlm.ops.thin import Vector, Way
 
 BATCHES = (1, 2, 4, 8, 16, 64, 256)
+DEVICE = "cuda"
 #: Bytes that launches go round: several times the L2 cache of a large GPU.
 ROUND = 256 << 20
 #: Relative error of a product in bf16 above which it counts as wrong.
 WRONG = 1e-2
 
 Call = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    dim: int
-    vocab: int
-    layers: int
-    head_norm: bool
-
-
-SHAPES = {
-    "8B": Shape(4096, 14336, 32, 8, 128, 128256, 32, False),
-    "0.6B": Shape(1024, 3072, 16, 8, 128, 151936, 28, True),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One weight [outputs, inputs] of a shape, and what goes with its product."""
-
-    name: str
-    outputs: int
-    inputs: int
-    normed: bool = False
-    gated: bool = False
-    added: bool = False
-
-    @property
-    def results(self) -> int:
-        return self.outputs // 2 if self.gated else self.outputs
-
-    @property
-    def bytes(self) -> int:
-        return 2 * self.outputs * self.inputs
-
-
-def products(shape: Shape) -> list[Product]:
-    q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
-    return [
-        Product("qkv", q + 2 * kv, shape.hidden, normed=True),
-        Product("o", shape.hidden, q, added=True),
-        Product("gate_up", 2 * shape.inner, shape.hidden, normed=True, gated=True),
-        Product("down", shape.hidden, shape.inner, added=True),
-        Product("lm_head", shape.vocab, shape.hidden),
-    ]
-
-
-# ---- what is tried
-
-
-def ways(product: Product, tokens: int) -> list[Way]:
-    """Ways to multiply that many tokens; the first is the likely one."""
-    if product.name == "lm_head":
-        return [Vector(tokens, 8, 1024, 4, 1), Vector(tokens, 16, 1024, 4, 1)] if tokens <= 4 else []
-    if tokens <= 8:
-        found: list[Way] = list(_vectors(product, tokens))
-        return found + (list(_tiles(product, 16))[:2] if tokens >= 4 else [])
-    return list(_tiles(product, tokens)) if tokens <= 64 else []
-
-
-def _vectors(product: Product, tokens: int) -> Iterator[Vector]:
-    small = product.results <= 1024
-    narrow = product.inputs < 2048
-    steps = product.inputs // (512 if narrow else 1024)
-    if tokens == 1:
-        unroll = min(4, steps)
-        for rows in (4, 2) if small else (8, 4):
-            yield Vector(1, rows, 512 if narrow else 1024, 2 if narrow else 4, unroll)
-        if not narrow:
-            yield Vector(1, 2 if small else 8, 2048, 8, min(2, max(1, product.inputs // 2048)))
-            yield Vector(1, 4 if product.gated or small else 8, 1024, 4, 1, stages=3)
-        else:
-            yield Vector(1, 2 if small else 8, 256, 1, 4)
-    else:
-        most = 2 if small else 4 if tokens == 8 or product.gated else 8
-        for rows in {most, max(2, most // 2)}:
-            yield Vector(tokens, rows, 512 if narrow else 1024, 2 if narrow else 4, 2 if tokens == 2 else 1)
-
-
-def _tiles(product: Product, tokens: int) -> Iterator[Tiles]:
-    rows, steps = product.results, product.inputs // 128
-    split = 1
-    while not product.gated and rows // 64 * split * 2 <= 132 and steps >= 4 * split and split < 8:
-        split *= 2
-    if tokens <= 16:
-        yield Tiles(16, 16, 256, 1, 2, 4)
-        yield Tiles(16, 64, 128, split, 4, 4 if product.gated else 5)
-        yield Tiles(16, 32, 256, 1, 4, 3)
-        if not product.gated and rows <= 1024:
-            yield Tiles(16, 16, 256, 2, 2, 4)
-    else:
-        yield Tiles(64, 64, 128, split, 4, 4 if not product.gated else 3)
-        yield Tiles(64, 32, 128, max(1, split // 2), 4, 4)
-        if not product.gated:
-            yield Tiles(64, 128, 64, min(8, 2 * split), 8, 4)
 
 
 # ---- what is measured
@@ -152,8 +55,8 @@ class Bench:
         self.weights = [draw(*size).mul_(product.inputs**-0.5) for _ in range(count)]
         self.gain = draw(product.inputs)
         self.gain32 = self.gain.float()
-        self.eps = torch.full((1,), 1e-5, device="cuda")
-        self.counts = torch.zeros(-(-product.outputs // 16), dtype=torch.int32, device="cuda")
+        self.eps = torch.full((1,), 1e-5, device=DEVICE)
+        self.counts = torch.zeros(-(-product.outputs // 16), dtype=torch.int32, device=DEVICE)
 
     def call(self, weight: torch.Tensor, x: torch.Tensor, into: torch.Tensor | None, way: Way | None) -> torch.Tensor:
         """The product with what goes with it; `way` None: the library, as the engine uses it."""
@@ -195,14 +98,14 @@ class Bench:
         return error if error == error else float("inf")
 
 
-def elementwise():  # type: ignore[no-untyped-def]
+def elementwise() -> ModuleType:
     from radixlm.ops import triton_kernels
 
     return triton_kernels
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=dtype)
+    return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
 def timed(calls: Sequence[Call], least: int = 16) -> float:
@@ -237,7 +140,7 @@ def layer_calls(shape: Shape, benches: Sequence[Bench], tokens: int, best: dict[
     cos, sin = (draw(tokens, 1, shape.dim) for _ in range(2))
     norm = Norm(draw(rotated, shape.dim, dtype=torch.float32), benches[0].eps)
     keys, values = (draw(shape.kv_heads, 4096, shape.dim).transpose(0, 1) for _ in range(2))
-    slots = torch.randperm(4096, device="cuda")[:tokens]
+    slots = torch.randperm(4096, device=DEVICE)[:tokens]
     stream, attended = draw(tokens, shape.hidden), draw(tokens, shape.heads * shape.dim)
     qkv, o, gate_up, down = benches[:4]
 
@@ -275,11 +178,11 @@ def small_kernels(shape: Shape, tokens: int) -> dict[str, tuple[list[Call], list
     """name -> (separate or PyTorch's, ours), over inputs that need not come from memory."""
     kernels = elementwise()
     heads, rotated = shape.heads + 2 * shape.kv_heads, shape.heads + shape.kv_heads
-    eps = torch.full((1,), 1e-5, device="cuda")
+    eps = torch.full((1,), 1e-5, device=DEVICE)
     norm = Norm(draw(rotated, shape.dim, dtype=torch.float32), eps) if shape.head_norm else None
     qkv, cos, sin = draw(tokens, heads, shape.dim), draw(tokens, 1, shape.dim), draw(tokens, 1, shape.dim)
     keys, values = (draw(shape.kv_heads, 4096, shape.dim).transpose(0, 1) for _ in range(2))
-    slots = torch.randperm(4096, device="cuda")[:tokens]
+    slots = torch.randperm(4096, device=DEVICE)[:tokens]
     x, gain = draw(tokens, shape.hidden), draw(shape.hidden)
     gain32 = gain.float()
     both = draw(tokens, 2 * shape.inner)
@@ -320,8 +223,11 @@ def everything(shapes: Sequence[str]) -> list[tuple[Product, int, Way]]:
     found = []
     for name in shapes:
         for product in products(SHAPES[name]):
-            rooms = dict.fromkeys((way, tokens) for tokens in BATCHES for way in ways(product, tokens))
-            found += [(product, tokens, way) for way, tokens in rooms]
+            tried = dict.fromkeys((way, tokens) for tokens in BATCHES for way in ways(product, tokens))
+            for way, tokens in tried:
+                found.append((product, tokens, way))
+                if product.normed and isinstance(way, Vector):
+                    found.append((product, tokens, replace(way, norm=False)))
     return found
 
 
@@ -380,7 +286,7 @@ def measure_product(bench: Bench, report: Report, deadline: float) -> tuple[dict
         if tried and product.normed:
             first = min(tried, key=tried.__getitem__)
             if isinstance(first, Vector):  # is it better to normalise once, before?
-                outside = Vector(*(getattr(first, field) for field in first.__slots__[:-1]), norm=False)
+                outside = replace(first, norm=False)
                 tried[outside] = bench.time(tokens, outside)
         for way, took in tried.items():
             report.note(product=product.name, tokens=tokens, way=str(way), us=took, library_us=library[tokens])
@@ -423,11 +329,14 @@ def measure_shape(name: str, out: Path | None, deadline: float) -> tuple[list[st
                 row[tokens] = f"{timed(calls):.1f}"
         report.line(f"{kernel}, separate", rows[0])
         report.line(f"{kernel}, ours", rows[1])
-    x, weight, residual = draw(1, shape.hidden), draw(shape.hidden, shape.hidden), draw(1, shape.hidden)
-    report.line("addmm with a copy, in place", {
-        1: f"{timed([lambda: torch.addmm(residual, x, weight.t())]):.1f}",
-        2: f"{timed([lambda: residual.addmm_(x, weight.t())]):.1f}",
-    })  # fmt: skip
+    weight = draw(shape.hidden, shape.hidden)
+    for title, place in (("addmm, a copy first", False), ("addmm, in place", True)):
+        cells = {}
+        for tokens in BATCHES:
+            x, residual = draw(tokens, shape.hidden), draw(tokens, shape.hidden)
+            add = residual.addmm_ if place else partial(torch.addmm, residual)
+            cells[tokens] = f"{timed([lambda add=add, x=x: add(x, weight.t())]):.1f}"  # type: ignore[misc]
+        report.line(title, cells)
     return lines, wrong
 
 
@@ -440,8 +349,8 @@ def entry(shape: str, product: Product, best: dict[int, Way | None]) -> str:
         steps.append((tokens, way))
     while steps and steps[-1][1] is None:
         steps.pop()
-    listed = ", ".join(f"({tokens}, {way})" for tokens, way in steps)
-    return f"    ({product.outputs}, {product.inputs}): ({listed}{',' if len(steps) == 1 else ''}),  # {shape} {product.name}"
+    listed = ", ".join(f"({tokens}, {short(way)})" for tokens, way in steps) + ("," if len(steps) == 1 else "")
+    return f"    ({product.outputs}, {product.inputs}): ({listed}),  # {shape} {product.name}"
 
 
 def main() -> None:

@@ -155,7 +155,7 @@ class ScheduleConfig:
         shown="chunked-prefill-size",
     )
     max_running_requests: int | None = option(
-        None, "sequences running at once", names=("max-num-seqs",), low=1, shown="by memory, at most 256"
+        None, "sequences running at once", names=("max-num-seqs",), low=1, shown="by memory, at most 256 on a CPU and 1024 on CUDA"
     )
     max_queued_requests: int = option(4096, "sequences that may wait; more are answered 429", low=1)
     lpm_max_wait: float = option(

@@ -38,6 +38,7 @@ class Demand:
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
     max_running: int | None = None
+    most_running: int = MAX_RUNNING  # when `max_running` is not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def budget(demand: Demand) -> Budget:
                 f"use --max-total-tokens {pages * demand.page_size} or less"
             )
         pages, why = wanted, "asked for"
-    rows = demand.max_running or MAX_RUNNING
+    rows = demand.max_running or demand.most_running
     ever_needed = rows * math.ceil(demand.context_length / demand.page_size)
     if demand.max_total_tokens is None and demand.mem_fraction_static is None and pages > ever_needed:
         pages = ever_needed
@@ -95,7 +96,7 @@ def budget(demand: Demand) -> Budget:
         pages=pages,
         page_size=demand.page_size,
         bytes=pages * page_bytes,
-        max_running=demand.max_running or min(MAX_RUNNING, max(1, tokens // TOKENS_PER_ROW)),
+        max_running=demand.max_running or min(demand.most_running, max(1, tokens // TOKENS_PER_ROW)),
         context_length=context,
         reason=reason,
     )

@@ -10,16 +10,26 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixlm.ops import gpu
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a Triton built for AMD alone
+    gdc_launch_dependents = gdc_wait = None
 
 
 @triton.jit
 def begin(EARLY: tl.constexpr):
-    """The first thing of a kernel that has nothing to fetch. Every kernel that is launched early must wait."""
+    """The first thing in a kernel: from here on the next one may take its place."""
     if EARLY:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait(EARLY: tl.constexpr):
+    """Before a kernel reads what others write, or writes. Every program of an early kernel must pass here."""
+    if EARLY:
         gdc_wait()
 
 
@@ -35,7 +45,7 @@ def fetch(start, BYTES: tl.constexpr, THREADS: tl.constexpr):
 
 
 def launch(x: torch.Tensor) -> dict[str, Any]:
-    """Keyword arguments for the launch of a kernel that has the parameter EARLY and calls `begin` or does its work."""
+    """Keyword arguments for the launch of a kernel that has the parameter EARLY and calls `begin` and `wait`."""
     # The option is unknown to backends that cannot do it.
     return {"EARLY": True, "launch_pdl": True} if gpu.EARLY and _able(x.device) else {"EARLY": False}
 

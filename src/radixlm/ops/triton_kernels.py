@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from radixlm.ops.norm import Norm
-from radixlm.ops.triton_early import begin, launch
+from radixlm.ops.triton_early import begin, launch, wait
 
 
 @triton.jit
@@ -20,6 +20,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin(EARLY)
+    wait(EARLY)
     token, group = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     used = column < SIZE
@@ -111,6 +112,7 @@ def _prepare_kernel(
 ):  # fmt: skip
     """SOME heads of a token, all of one kind: programs of queries, then of keys, then of values."""
     begin(EARLY)
+    wait(EARLY)
     Q_PROGRAMS: tl.constexpr = (HEADS + SOME - 1) // SOME
     K_PROGRAMS: tl.constexpr = (KV_HEADS + SOME - 1) // SOME
     token, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -175,6 +177,7 @@ def _silu_mul_kernel(
     x_ptr, out_ptr, x_token, out_token, SIZE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     begin(EARLY)
+    wait(EARLY)
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     used = column < SIZE
@@ -201,6 +204,7 @@ def _best_of_part_kernel(
     scores_ptr, value_ptr, id_ptr, scores_row, size, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     begin(EARLY)
+    wait(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(scores_ptr + row * scores_row + column, mask=column < size, other=float("-inf")).to(tl.float32)
@@ -216,6 +220,7 @@ def _best_of_row_kernel(
     value_ptr, id_ptr, token_ptr, status_ptr, parts, limit, mark, MANY: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
     begin(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, MANY)
     values = tl.load(value_ptr + row * parts + part, mask=part < parts, other=float("-inf"))

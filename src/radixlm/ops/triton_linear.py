@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from radixlm.ops.thin import Vector, Way
-from radixlm.ops.triton_early import fetch, launch
+from radixlm.ops.triton_early import begin, fetch, launch, wait
 
 
 @triton.jit
@@ -21,13 +20,12 @@ def _start(
     w, w_up, SIZE: tl.constexpr, GATED: tl.constexpr, FETCH: tl.constexpr, WARPS: tl.constexpr, EARLY: tl.constexpr
 ):
     """Weights never change: an early kernel asks for its part, SIZE numbers of 16 bits, before it waits."""
-    if EARLY:
-        gdc_launch_dependents()
-        if FETCH and SIZE % (256 * WARPS) == 0:  # 16 bytes or a multiple for each thread
-            fetch(w, 2 * SIZE, 32 * WARPS)
-            if GATED:
-                fetch(w_up, 2 * SIZE, 32 * WARPS)
-        gdc_wait()
+    begin(EARLY)
+    if EARLY and FETCH and SIZE % (256 * WARPS) == 0:  # 16 bytes or a multiple for each thread
+        fetch(w, 2 * SIZE, 32 * WARPS)
+        if GATED:
+            fetch(w_up, 2 * SIZE, 32 * WARPS)
+    wait(EARLY)
 
 
 @triton.jit

@@ -27,6 +27,9 @@ from radixlm.runner.vocabulary import Vocabulary
 #: the rest is for activations.
 POOL_SHARE = {"cpu": 0.5, "cuda": 0.85}
 
+#: Sequences running at once by default. A GPU reads its weights, and a prefix that many share, once for all of them.
+MOST_RUNNING = {"cpu": 256, "cuda": 1024}
+
 #: Page sizes tried when none was asked for: the first one that the attention backends take.
 PAGE_SIZES = (1, 16, 32, 64)
 
@@ -168,6 +171,7 @@ def _size(config: Config, model: Model, device: Device, per_token: int, page_siz
             mem_fraction_static=config.cache.mem_fraction_static,
             max_total_tokens=config.cache.max_total_tokens,
             max_running=config.schedule.max_running_requests,
+            most_running=MOST_RUNNING[device.kind],
         )
     )
 

@@ -85,7 +85,13 @@ class RadixLM(Engine):
         return await asyncio.gather(*(self._one(request, started) for request in requests))
 
     async def _one(self, request: Request, started: float) -> Answer:
-        params = {"temperature": 0.0, "max_new_tokens": request.count, "ignore_eos": True}
+        # Two messages a request, its first token and its end: the other engines in process do not stream either.
+        params = {
+            "temperature": 0.0,
+            "max_new_tokens": request.count,
+            "ignore_eos": True,
+            "stream_interval": request.count,
+        }
         first: float | None = None
         last = 0.0
         ids: list[int] = []

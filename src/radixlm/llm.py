@@ -31,7 +31,7 @@ from radixlm.config.resolve import override
 from radixlm.config.schema import Config
 from radixlm.engine.build import make_loop
 from radixlm.launch.parts import load_served
-from radixlm.runner.boot import boot
+from radixlm.runner.boot import Booted, boot
 from radixlm.text.worker import Detokenizer
 from radixlm.wire.link import Callback, LocalLink
 from radixlm.wire.messages import Ready, ToDetokenizer, ToEngine
@@ -55,32 +55,30 @@ class Engine:
     def __init__(self, config: Config | None = None, **options: Any) -> None:
         config = override(config or Config(), options)
         served = load_served(config, _silent)
-        booted = boot(config, _silent)
-        self.facts: EngineFacts = booted.facts
         self._closed = False
         self._loop = asyncio.new_event_loop()
-        inbox: LocalLink[ToEngine] = LocalLink()
-        self._hub = Hub(inbox, roles=("engine",))
-        to_api = ThreadOutbox(self._loop, self._hub.receive)
+        self._inbox: LocalLink[ToEngine] = LocalLink()
+        self._hub = Hub(self._inbox, roles=("engine",))
+        booted: concurrent.futures.Future[Booted] = concurrent.futures.Future()
         detokenizer = Detokenizer(served.tokenizer)
-
-        def to_text(message: ToDetokenizer) -> None:
-            texts, stops = detokenizer.handle([message])
-            for stop in stops:
-                inbox.send(stop)
-            if texts is not None:
-                to_api.send(texts)
-
-        self._service = Service(self._hub, served, booted.config)
-        outbox: Callback[ToDetokenizer] = Callback(to_text)
-        engine = make_loop(booted.config, booted.facts, booted.runner, inbox, outbox, to_api)
         self._threads = (
             threading.Thread(target=self._serve, name="radixlm-hub", daemon=True),
-            threading.Thread(target=self._run, args=(engine.run, to_api), name="radixlm-engine", daemon=True),
+            threading.Thread(
+                target=self._run,
+                args=(config, booted, Detokenizer(served.tokenizer)),
+                name="radixlm-engine",
+                daemon=True,
+            ),
         )
         for thread in self._threads:
             thread.start()
-        to_api.send(Ready("engine", booted.facts))
+        try:
+            engine = booted.result()
+        except BaseException:
+            self._stop_hub()
+            raise
+        self.facts: EngineFacts = engine.facts
+        self._service = Service(self._hub, served, engine.config)
         self._wait(start(self._hub, warm_up=False))
 
     # ---- generating
@@ -173,8 +171,7 @@ class Engine:
             self._submit(self._hub.drain(seconds)).result()
         finally:
             self._threads[1].join(10.0)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._threads[0].join(10.0)
+            self._stop_hub()
             self._service.workers.close()
 
     def __enter__(self) -> Engine:
@@ -192,12 +189,37 @@ class Engine:
         self._loop.run_forever()
         self._loop.close()
 
-    def _run(self, run: Any, to_api: ThreadOutbox) -> None:
+    def _run(self, config: Config, booted: concurrent.futures.Future[Booted], detokenizer: Detokenizer) -> None:
+        """The engine's thread. The model is loaded and warmed up here as well: OpenMP keeps a team of threads for each
+        thread that computes, and two teams on the same cores slow each other down.
+        """
+        to_api = ThreadOutbox(self._loop, self._hub.receive)
+
+        def to_text(message: ToDetokenizer) -> None:
+            texts, stops = detokenizer.handle([message])
+            for stop in stops:
+                self._inbox.send(stop)
+            if texts is not None:
+                to_api.send(texts)
+
         try:
-            run()
+            engine = boot(config, _silent)
+            outbox: Callback[ToDetokenizer] = Callback(to_text)
+            loop = make_loop(engine.config, engine.facts, engine.runner, self._inbox, outbox, to_api)
+        except BaseException as error:
+            booted.set_exception(error)
+            return
+        booted.set_result(engine)
+        to_api.send(Ready("engine", engine.facts))
+        try:
+            loop.run()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._hub.engine_died, f"{type(error).__name__}: {error}")
             raise
+
+    def _stop_hub(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._threads[0].join(10.0)
 
     def _submit(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
         if self._closed and self._loop.is_closed():

@@ -12,6 +12,7 @@ from radixlm.base.errors import StartupError
 from radixlm.base.facts import EngineFacts, PoolFacts
 from radixlm.checkpoint.checkpoint import Checkpoint
 from radixlm.checkpoint.locate import locate
+from radixlm.config import env
 from radixlm.config.resolve import derive
 from radixlm.config.schema import Config
 from radixlm.device import null as null_device
@@ -54,6 +55,7 @@ def boot(config: Config, report: Report) -> Booted:
     if config.device.device == "null":
         return _boot_null(config, journal)
     with journal.stage("torch"):
+        env.calm_threads()
         from radixlm.runner.build import build
     with journal.stage("device"):
         choice = choose(config.device.device)

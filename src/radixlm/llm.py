@@ -63,12 +63,7 @@ class Engine:
         detokenizer = Detokenizer(served.tokenizer)
         self._threads = (
             threading.Thread(target=self._serve, name="radixlm-hub", daemon=True),
-            threading.Thread(
-                target=self._run,
-                args=(config, booted, Detokenizer(served.tokenizer)),
-                name="radixlm-engine",
-                daemon=True,
-            ),
+            threading.Thread(target=self._run, args=(config, booted, detokenizer), name="radixlm-engine", daemon=True),
         )
         for thread in self._threads:
             thread.start()

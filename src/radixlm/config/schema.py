@@ -106,9 +106,7 @@ class DeviceConfig:
     prefill_attention_backend: str | None = option(None, "attention backend of extends", shown="attention-backend")
     decode_attention_backend: str | None = option(None, "attention backend of decode steps", shown="attention-backend")
 
-    disable_cuda_graph: bool = option(
-        False, "launch the kernels of decode steps one by one", names=("enforce-eager",)
-    )
+    disable_cuda_graph: bool = option(False, "launch the kernels of decode steps one by one", names=("enforce-eager",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +153,11 @@ class ScheduleConfig:
         shown="chunked-prefill-size",
     )
     max_running_requests: int | None = option(
-        None, "sequences running at once", names=("max-num-seqs",), low=1, shown="by memory, at most 256 on a CPU and 1024 on CUDA"
+        None,
+        "sequences running at once",
+        names=("max-num-seqs",),
+        low=1,
+        shown="by memory, at most 256 on a CPU and 1024 on CUDA",
     )
     max_queued_requests: int = option(4096, "sequences that may wait; more are answered 429", low=1)
     lpm_max_wait: float = option(

@@ -102,9 +102,7 @@ class DummyWeights:
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0.0, _RANDOM_STD, generator=generator)
 
 
-def open_weights(
-    checkpoint: Checkpoint, load_format: str, seed: int, device: torch.device | None = None
-) -> Weights:
+def open_weights(checkpoint: Checkpoint, load_format: str, seed: int, device: torch.device | None = None) -> Weights:
     """The weights of a checkpoint.
 
     Args:

@@ -43,7 +43,9 @@ format: setup
 	$(BIN)/ruff format .
 
 test: setup lint types
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow and not gpu and not peers' $(ARGS)
+	@# GPU kernels under Triton's interpreter, which has to be chosen before anything imports Triton.
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/interpreted
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow and not gpu and not peers' --ignore tests/interpreted $(ARGS)
 
 unit: setup
 	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/rules $(ARGS)

@@ -52,7 +52,7 @@ def _fold(p, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return tl.sum(tl.reshape(p, [TOKENS, ROWS, COLUMNS // 8, 8]), 3)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "outputs"])
 def _vector_kernel(
     x_ptr, w_ptr, bias_ptr, gain_ptr, eps_ptr, out_ptr, tokens, outputs, x_token, out_token,
     INPUTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
@@ -104,7 +104,7 @@ def _vector_kernel(
     _finish(y, up, row, token, used, bias_ptr, out_ptr, outputs, out_token, GATED, BIAS, ADD)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "outputs"])
 def _tiles_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, part_ptr, count_ptr, tokens, outputs, x_token, out_token,
     INPUTS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr,

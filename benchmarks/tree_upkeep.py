@@ -61,8 +61,9 @@ def main() -> None:
     upkeep = timed.seconds
     without, _ = run(prompts, said.new, model=said.model, disable_radix_cache=True)
     print(f"with the tree {with_tree:.2f} s, without {without:.2f} s: {with_tree / without:.2f} of the time")
-    print(f"cached tokens {cached} of {sum(map(len, prompts))}; skipped by computing the prefix once: {said.shared} x
-    {said.requests - 1}") print(f"tree upkeep {upkeep * 1e3:.1f} ms: {upkeep / with_tree:.2%} of the wall time")
+    skipped = said.shared * (said.requests - 1)
+    print(f"cached tokens {cached} of {sum(map(len, prompts))}; {skipped} are skipped if the prefix is computed once")
+    print(f"tree upkeep {upkeep * 1e3:.1f} ms: {upkeep / with_tree:.2%} of the wall time")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import torch
 from radixlm.layers.norm import RmsNorm
 from radixlm.ops.activation import GELU, SILU
 from radixlm.ops.linear import GpuLinear, PlainLinear
-from radixlm.ops.thin import Tiles, Vector, Way
-from support.products import CASES, Product, possible
+from radixlm.ops.thin import MEASURED, Tiles, Vector, Way, choose
+from support.products import CASES, Fused, Product, possible
 
 CPU = torch.device("cpu")
 WAYS = [
@@ -66,3 +66,22 @@ def test_a_norm_that_would_be_rounded_is_applied_before() -> None:
     weight = torch.randn(16, 64).half()
     x = torch.randn(2, 64).half()
     assert torch.equal(GpuLinear(weight, None, norm)(x), GpuLinear(weight, None)(norm(x)))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 2048), (28672, 4096), (192, 64), (48, 576)], ids=str)
+def test_the_rule_gives_ways_that_can_do_it(shape: tuple[int, int], gated: bool) -> None:
+    for tokens in range(1, 70):
+        way = choose(tokens, *shape, gated)
+        if way is not None:
+            assert tokens <= way.tokens
+            assert possible(way, Fused(gated=gated))
+    assert choose(0, *shape, gated) is None
+    assert choose(1000, *shape, gated) is None
+    assert choose(1, shape[0], 1001) is None  # rows that are not aligned
+
+
+def test_measured_ways_have_room() -> None:
+    for steps in MEASURED.values():
+        assert [most for most, _ in steps] == sorted({most for most, _ in steps})
+        assert all(way is None or most <= way.tokens for most, way in steps)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from radixlm.base.errors import StartupError
 from radixlm.config.cli import Parser
@@ -23,15 +22,6 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
         "one-batch": ("radixlm.bench.one_batch", "latency of the steps of one batch, beside the floor of this machine"),
     }
 )
-
-
-def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Add the verb `bench` to a command line; `func` of what it parses runs it."""
-    listing = "; ".join(f"{kind}: {text}" for kind, (_, text) in KINDS.items())
-    parser = subparsers.add_parser("bench", description=f"Measure. {listing}.", usage="radixlm bench KIND [options]")
-    parser.add_argument("kind", metavar="KIND", help=f"one of {', '.join(KINDS)}; KIND --help lists its options")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(func=lambda said: main([said.kind, *said.rest]))
 
 
 def main(argv: Sequence[str]) -> int:

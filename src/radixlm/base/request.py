@@ -7,6 +7,22 @@ import msgspec
 from radixlm.base.sampling import SamplingParams
 
 
+class Parsing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the detokenizer takes a text apart into pieces (see `base.pieces`).
+
+    Attributes:
+        tools: format of the tool calls to look for, "" for none.
+        reasoning: format of the reasoning to look for, "" for none.
+        thinking: the text begins inside the reasoning: the prompt opened it.
+        names: functions that may be called; a call of another one stays text.
+    """
+
+    tools: str = ""
+    reasoning: str = ""
+    thinking: bool = False
+    names: tuple[str, ...] = ()
+
+
 class TextParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the detokenizer needs to know of one sequence. It passes through the engine untouched.
 
@@ -17,6 +33,7 @@ class TextParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         stream: deltas are wanted as they come; else one message at the end.
         stream_interval: tokens between two deltas of a stream.
         return_text_in_logprobs: token texts are wanted beside token logprobs.
+        parsing: how to take the text apart, None for a text that is only text.
     """
 
     stop: tuple[str, ...] = ()
@@ -28,6 +45,35 @@ class TextParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     stream_interval: int = 1
     return_text_in_logprobs: bool = False
+    parsing: Parsing | None = None
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the generated text must match.
+
+    Attributes:
+        kind: json_schema | json_object | regex | ebnf | structural_tag | choice.
+        text: the schema (JSON), the expression, the grammar, the tag (JSON), or the choices (a JSON list of texts).
+        backend: the library to compile it with, "" for the default one.
+        after: the grammar starts behind the first occurrence of these tokens (the end of the reasoning); () at once.
+    """
+
+    kind: str
+    text: str
+    backend: str = ""
+    after: tuple[int, ...] = ()
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A bound on the reasoning that precedes an answer.
+
+    Attributes:
+        budget: tokens of reasoning at most; then `end` is put in their place, without sampling.
+        end: the tokens that end the reasoning.
+    """
+
+    budget: int
+    end: tuple[int, ...]
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +109,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams
     text: TextParams = TextParams()
     logprobs: LogprobParams | None = None
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
     namespace: str = ""
     priority: int = 0
     arrival: float = 0.0

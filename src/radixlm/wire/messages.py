@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.facts import EngineFacts
+from radixlm.base.pieces import Piece
 from radixlm.base.request import Request, TextParams
 
 #: Raised when the meaning of a message changes; both ends must agree (see `codec`).
@@ -170,6 +171,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
         text: what is new since the last delta; never part of a character or of a possible stop string.
         ids: the tokens behind this delta (`text` may lag behind them).
         completion_tokens: so far.
+        pieces: what the parsers made of the text, where the request has `parsing`: then they, joined, are the answer.
         scores: of `ids`, with `token_texts` beside them when asked for.
         finish or error: terminal. After one of them nothing follows for this uid.
     """
@@ -183,6 +185,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     stats: Stats | None = None
     fault: Fault | None = None
+    pieces: list[Piece] = []
 
 
 class Texts(msgspec.Struct, frozen=True, tag="texts"):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from radixlm.base.errors import Internal, StartupError
-from radixlm.bench import datasets, report, source
+from radixlm.bench import datasets, report, source, trace
 from radixlm.bench.datasets import Session, Spec
 from radixlm.bench.options import add_engine, add_result, add_workload, resolve_engine, spec_of, writable
 from radixlm.bench.source import Encode, Source
@@ -71,6 +71,9 @@ def parser() -> Parser:
     group = made.add_argument_group("measurement")
     group.add_argument("--repeats", type=int, default=3, metavar="N", help="passes; the median is told (3)")
     group.add_argument("--compare-radix", action="store_true", help="measure a second time without the radix cache")
+    group.add_argument(
+        "--trace", metavar="FILE", help="one more pass under torch's profiler: what the GPU did, as a table and a file"
+    )
     add_result(made)
     add_engine(made)
     return made
@@ -78,7 +81,8 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     said = parser().parse(argv)
-    path = writable(said)
+    path = writable(said.save_result, "--save-result")
+    traced = writable(said.trace, "--trace")
     resolved = resolve_engine(said, said.argument)
     if resolved is None:
         return 0
@@ -96,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
     passes: dict[str, list[Measured]] = {}
     settings: dict[str, Any] = {"seed": seed}
     for name, variant in variants.items():
-        passes[name], about = _measure(variant, spec, said.repeats)
+        passes[name], about = _measure(variant, spec, said.repeats, traced)
         settings |= about
     facts = settings["engine"]
     _show(f"{spec.name} on {facts['model']['name']} ({facts['model']['dtype']}, {facts['device']['name']})", passes)
@@ -107,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _measure(config: Config, spec: Spec, repeats: int) -> tuple[list[Measured], dict[str, Any]]:
+def _measure(config: Config, spec: Spec, repeats: int, traced: Path | None) -> tuple[list[Measured], dict[str, Any]]:
     """Passes over workloads of consecutive seeds, and what was measured on."""
     from radixlm.llm import Engine
 
@@ -128,6 +132,10 @@ def _measure(config: Config, spec: Spec, repeats: int) -> tuple[list[Measured], 
             sessions = datasets.build(dataclasses.replace(spec, seed=spec.seed + repeat), origin, encode)
             empty_cache(engine)
             passes.append(pass_over(engine, sessions))
+        if traced is not None:
+            sessions = datasets.build(dataclasses.replace(spec, seed=spec.seed + repeats), origin, encode)
+            empty_cache(engine)
+            trace.show(trace.record(lambda: pass_over(engine, sessions), traced))
         about = {
             "engine": msgspec.to_builtins(facts),
             "dataset": {**spec.described(), "sessions": len(sessions), "source": origin.name},

@@ -77,7 +77,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     said = parser().parse(argv)
-    path = writable(said)
+    path = writable(said.save_result, "--save-result")
     resolved = resolve_engine(said, said.argument)
     if resolved is None:
         return 0

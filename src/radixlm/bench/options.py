@@ -84,13 +84,13 @@ def add_result(parser: Parser) -> None:
     )
 
 
-def writable(said: argparse.Namespace) -> Path | None:
-    """Where the result goes; refused before anything is measured if it cannot go there."""
-    if said.save_result is None:
+def writable(said: str | None, flag: str) -> Path | None:
+    """Where a file that was asked for goes; refused before anything is measured if it cannot go there."""
+    if said is None:
         return None
-    path = Path(said.save_result)
+    path = Path(said)
     if path.is_dir() or not path.parent.is_dir():
-        raise StartupError(f"--save-result {path}: no file can be written there")
+        raise StartupError(f"{flag} {path}: no file can be written there")
     return path
 
 

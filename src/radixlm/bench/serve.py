@@ -92,7 +92,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     said = parser().parse(argv)
-    result_path = writable(said)
+    result_path = writable(said.save_result, "--save-result")
     plot_path = Path(said.plot) if said.plot else None
     if plot_path:
         plot.require(plot_path)

@@ -35,7 +35,7 @@ def draw_filtered(scores: torch.Tensor, wishes: Wishes) -> torch.Tensor:
     if scores.device.type != "cpu":
         return _draw_above(scores, cuts(scores, wishes), wishes)
     values, ids, cut = shortlist(scores, wishes)
-    drawn = _draw_listed(values, ids, cut, wishes)
+    drawn = _draw_listed(values, ids, cut, wishes, scores.shape[1])
     if values.shape[1] < scores.shape[1]:
         rows = (cut <= values[:, -1]).nonzero()[:, 0]  # more is kept than the list holds
         if len(rows):
@@ -51,11 +51,18 @@ def _draw_above(scores: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torc
     return race(weights, wishes.uniform)
 
 
-def _draw_listed(values: torch.Tensor, ids: torch.Tensor, cut: torch.Tensor, wishes: Wishes) -> torch.Tensor:
-    """Draw from lists of scores and their ids [n, K] that hold all scores above their cuts [n]."""
+def _draw_listed(
+    values: torch.Tensor, ids: torch.Tensor, cut: torch.Tensor, wishes: Wishes, vocab: int
+) -> torch.Tensor:
+    """Draw from lists of scores and their ids [n, K] that hold all scores above their cuts [n]: the race that `race`
+    runs, with everybody else left out.
+    """
     scaled = (values.double() - values.amax(-1, keepdim=True)) / wishes.temperature[:, None]
     weights = torch.where(values >= cut[:, None], scaled.exp(), 0.0)
-    return ids.gather(1, _first(times(wishes.uniform, ids), weights)[:, None])[:, 0]
+    blocks = ids // BLOCK
+    totals = weights.new_zeros(len(ids), -(-vocab // BLOCK)).scatter_add_(1, blocks, weights)
+    inside = torch.where(blocks == _first_block(totals, wishes.uniform)[:, None], weights, 0.0)
+    return ids.gather(1, _first(times(wishes.uniform, ids), inside)[:, None])[:, 0]
 
 
 def _weights(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -81,12 +88,16 @@ def race(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
         [n] int64.
     """
     blocks = weights.view(len(weights), -1, BLOCK)
-    totals = blocks.sum(-1).double()
-    numbers = torch.arange(totals.shape[1], device=weights.device)
-    block = _first(times(uniforms, -1 - numbers), totals)  # below 0, where there are no ids
+    block = _first_block(blocks.sum(-1).double(), uniforms)
     ids = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
     return ids.gather(1, _first(times(uniforms, ids), inside)[:, None])[:, 0]
+
+
+def _first_block(totals: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """The first heat: [n] the block that wins, from the weights [n, k] of all blocks."""
+    numbers = torch.arange(totals.shape[1], device=totals.device)
+    return _first(times(uniforms, -1 - numbers), totals)  # below 0, where there are no ids
 
 
 def times(uniforms: torch.Tensor, runners: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -34,12 +34,13 @@ def error(
     page_size: int,
     dtype: torch.dtype = torch.float32,
     tiling: Tiling | None = None,
+    extends: Sequence[tuple[int, int]] = (),
 ) -> float:
-    """How far a decode step with shared prefixes is from the reference."""
+    """How far a step of decode rows with shared prefixes, and extends, is from the reference."""
     from radixlm.attention.triton import TritonAttention
 
     tiling = tiling or Tiling.of([spec], 4) or Tiling(4, 2)
-    spans = [(start, 1) for start in starts]
+    spans = [*((start, 1) for start in starts), *extends]
     inputs, pages = make_step(spans, page_size, CPU, groups=groups, tiling=tiling)
     got = attended(TritonAttention(), inputs, pages, spec, dtype).float()
     expected = attended(TorchReference(), inputs, pages, spec, dtype).float()
@@ -76,6 +77,10 @@ def test_half_precision() -> None:
 
 def test_window_layers_read_for_themselves() -> None:
     assert error(WINDOW, [100, 64, 130], together(([0, 1, 2], 64)), 16) < 1e-5
+
+
+def test_decode_rows_share_beside_extends() -> None:
+    assert error(FOUR, [90, 64, 130], together(([0, 2], 80)), 16, extends=[(70, 9), (0, 21)]) < 1e-5
 
 
 def test_no_group_at_all() -> None:

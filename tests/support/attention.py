@@ -25,7 +25,7 @@ def make_step(
     """A step of (start, length) spans over shuffled pages, and the pages that its pool needs.
 
     Args:
-        groups: spans whose rows have the same pages in front.
+        groups: spans of one token, before all longer ones, whose rows have the same pages in front.
         tiling: tell the backend of them.
     """
     rng = random.Random(seed)
@@ -49,6 +49,7 @@ def make_step(
         for position in range(start, start + length):
             positions.append(position)
             slots.append(mine[position // page_size] * page_size + position % page_size)
+    decodes = next((i for i, (_, length) in enumerate(spans) if length > 1), len(spans))
     inputs = StepInputs(
         ids=torch.zeros(len(positions), dtype=torch.int64, device=device),
         positions=torch.tensor(positions, device=device),
@@ -61,7 +62,7 @@ def make_step(
         page_size=page_size,
         select=torch.zeros(0, dtype=torch.int64, device=device),
         decode=all(length == 1 for _, length in spans),
-        shared=None if tiling is None else describe(tiling, groups, len(spans), device),
+        shared=None if tiling is None else describe(tiling, groups, decodes, device),
     )
     return inputs, len(pages)
 

@@ -193,14 +193,16 @@ class CheckingRunner(RecomputingRunner):
     """Holds what plans say of shared prefixes against its own page table."""
 
     shared_steps = 0
+    mixed_steps = 0
 
     def run(self, plan: Plan) -> Outcome:
         outcome = super().run(plan)
         self.shared_steps += bool(plan.shared)
+        self.mixed_steps += bool(plan.shared) and not plan.decode
         seen: set[int] = set()
         for group in plan.shared:
-            assert plan.decode
             spans = group.spans.tolist()
+            assert max(spans) < plan.decodes
             assert not seen.intersection(spans)
             seen.update(spans)
             pages = self._pages[plan.rows[spans], : group.length // self._page_size]
@@ -235,6 +237,7 @@ def test_plans_of_a_busy_scheduler_name_pages_that_are_shared(page_size: int, de
         driver.step()
     assert all(driver.tokens[uid] == continuation(tokens, new, frozenset({7})) for uid, (tokens, new) in asked.items())
     assert runner.shared_steps > 20
+    assert runner.mixed_steps > 5
 
 
 def test_a_steady_batch_hands_out_the_same_groups() -> None:

@@ -39,7 +39,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedTiles:
-    """Prefixes that rows of a decode step share, cut into pieces of work (see `attention.tiles`).
+    """Prefixes that decode rows share, cut into pieces of work (see `attention.tiles`).
 
     A tile is some rows that share a prefix; a piece is the queries of a tile against a part of its prefix. A piece
     gives each of its rows one partial result; partial results are numbered, those of one piece one after the other.
@@ -73,7 +73,8 @@ class StepInputs:
             `ceil((start + length) / page_size)` entries are valid.
         select: [S] int64, indices into T whose hidden state goes through the head.
         decode: every length is 1.
-        shared: of a decode step, the prefixes that rows share. A hint that a backend with `shared_prefix` takes.
+        shared: prefixes that rows share, of the spans of one token that come first in a step (all of a decode step). A
+            hint that a backend with `shared_prefix` takes.
     """
 
     ids: torch.Tensor
@@ -96,7 +97,7 @@ class Capabilities:
 
     Attributes:
         requires: importable modules.
-        shared_prefix: decode steps make use of `StepInputs.shared`.
+        shared_prefix: decode rows make use of `StepInputs.shared`.
     """
 
     devices: frozenset[str]

@@ -2,9 +2,8 @@
 kernels.
 
 A prompt without a cached prefix needs no page table: its keys and values are the ones just computed, dense in memory.
-    That is
-what cuDNN's kernels want, and on recent GPUs they are nearly twice as fast as a paged kernel. Chunks behind a prefix,
-short prompts and decode rows take the paged path.
+That is what cuDNN's kernels want, and on recent GPUs they are nearly twice as fast as a paged kernel. Chunks behind a
+prefix, short prompts and decode rows take the paged path.
 """
 
 from __future__ import annotations
@@ -29,6 +28,10 @@ CAPABILITIES = Capabilities(
     requires=("triton",),
     shared_prefix=True,
 )
+
+#: cuDNN makes a plan for every length that it meets, which takes far longer than to use it: prompts are filled up to a
+#: multiple of this.
+LENGTHS = 128
 
 #: Shorter prompts do not fill the GPU one by one; the paged kernel takes many in one launch.
 DENSE = 512
@@ -98,15 +101,22 @@ class CudnnAttention:
         out = q.new_empty(len(q), spec.heads * spec.head_dim)
         if plan.paged:
             self._paged.attend(plan.rest, layer, spec, pool, q[: plan.paged], out[: plan.paged])
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            for first, last in plan.dense:
-                whole = F.scaled_dot_product_attention(
-                    q[first:last].transpose(0, 1)[None],
-                    k[first:last].transpose(0, 1)[None],
-                    v[first:last].transpose(0, 1)[None],
-                    is_causal=True,
-                    scale=spec.scale,
-                    enable_gqa=spec.heads != spec.kv_heads,
-                )
-                out[first:last].view(last - first, spec.heads, spec.head_dim).copy_(whole[0].transpose(0, 1))
+        for first, last in plan.dense:
+            whole = _attend(q[first:last], k[first:last], v[first:last], spec)
+            out[first:last].view(last - first, spec.heads, spec.head_dim).copy_(whole)
         return out
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
+    """Causal attention of one prompt: q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> as q."""
+    length = len(q)
+    if more := -length % LENGTHS:  # behind the last token, where none of the others looks
+        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, more)) for x in (q, k, v))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        whole = F.scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            is_causal=True,
+            scale=spec.scale,
+            enable_gqa=spec.heads != spec.kv_heads,
+        )
+    return whole[0].transpose(0, 1)[:length]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
+from radixlm.attention import triton_ways
 from radixlm.attention.base import Capabilities, LayerSpec, SharedTiles, StepInputs
 from radixlm.attention.triton_kernels import decode_kernel, extend_kernel, merge_kernel, shared_kernel
 from radixlm.memory.pool import KVPool
@@ -131,13 +132,14 @@ class TritonAttention:
         shares = inputs.rows if shared is None else shared.shares
         if shared is not None:
             _share(inputs, shared, spec, keys, values, q, parts)
+        way = triton_ways.decode(wide, max(q.element_size(), keys.element_size()))
         decode_kernel[(len(q), spec.kv_heads, splits)](
             q, keys, values, out, parts.values, parts.sums, inputs.page_table, inputs.rows, inputs.positions, shares,
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), inputs.page_table.stride(0),
             spec.scale * LOG2E,
             GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), DIM=spec.head_dim, WIDE=wide,
-            PAGE=inputs.page_size, WINDOW=spec.window, CAP=spec.soft_cap, BLOCK=32 if wide > 128 else 64, SPLITS=splits,
-            SHARED=shared is not None, PRECISION=_precision(q.dtype), num_warps=4, num_stages=3,
+            PAGE=inputs.page_size, WINDOW=spec.window, CAP=spec.soft_cap, BLOCK=way.block, SPLITS=splits,
+            SHARED=shared is not None, PRECISION=_precision(q.dtype), num_warps=way.warps, num_stages=way.stages,
         )  # fmt: skip
         if shared is not None or splits > 1:
             many = triton.next_power_of_2(splits)
@@ -152,7 +154,8 @@ class TritonAttention:
         inputs, keys, values = plan.inputs, pool.keys[layer], pool.values[layer]
         group = spec.heads // spec.kv_heads
         wide = triton.next_power_of_2(spec.head_dim)
-        rows = max(128 if wide <= 128 and q.dtype != torch.float32 else 64, triton.next_power_of_2(group))
+        way = triton_ways.extend(wide, max(q.element_size(), keys.element_size()))
+        rows = max(way.rows, triton.next_power_of_2(group))
         tiles = plan.tiles.get(rows // group)
         if tiles is None:
             decodes = 0 if plan.decodes is None else len(plan.decodes.rows)
@@ -162,8 +165,8 @@ class TritonAttention:
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), inputs.page_table.stride(0),
             spec.scale * LOG2E,
             GROUP=group, ROWS=rows, DIM=spec.head_dim, WIDE=wide, PAGE=inputs.page_size, WINDOW=spec.window,
-            CAP=spec.soft_cap, BLOCK=64 if wide <= 128 else 32, PRECISION=_precision(q.dtype),
-            num_warps=8 if rows >= 128 else 4, num_stages=2,
+            CAP=spec.soft_cap, BLOCK=way.block, PRECISION=_precision(q.dtype), num_warps=way.warps,
+            num_stages=way.stages,
         )  # fmt: skip
 
     def _splits(self, programs: int, device: torch.device) -> int:
@@ -171,7 +174,8 @@ class TritonAttention:
         if not self._multiprocessors:
             on_gpu = device.type == "cuda"
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
-        return max(1, min(32, 4 * self._multiprocessors // programs))
+        splits = max(1, min(32, 4 * self._multiprocessors // programs))
+        return 1 << (splits.bit_length() - 1)  # a kernel is compiled for each number
 
 
 def _parts(q: torch.Tensor, own: int, shared: int) -> _Parts:
@@ -194,16 +198,13 @@ def _share(
     pieces, members = shared.members.shape
     wide = triton.next_power_of_2(spec.head_dim)
     rows = max(16, triton.next_power_of_2(members * group))
-    block = 32 if wide > 128 else 64
-    # Float32 takes twice the shared memory, and (without matrix units) twice the registers.
-    large = max(q.element_size(), keys.element_size()) > 2
+    way = triton_ways.shared(wide, max(q.element_size(), keys.element_size()), rows)
     shared_kernel[(spec.kv_heads, pieces)](
         q, keys, values, parts.values, parts.sums, inputs.page_table, inputs.rows, shared.members, shared.pieces,
         parts.own, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), inputs.page_table.stride(0),
         spec.scale * LOG2E,
         GROUP=group, MEMBERS=members, ROWS=rows, DIM=spec.head_dim, WIDE=wide, PAGE=inputs.page_size, CAP=spec.soft_cap,
-        BLOCK=block // 2 if large else block, PRECISION=_precision(q.dtype),
-        num_warps=8 if large or rows * wide > 64 * 128 else 4, num_stages=2 if large else 3,
+        BLOCK=way.block, PRECISION=_precision(q.dtype), num_warps=way.warps, num_stages=way.stages,
     )  # fmt: skip
 
 

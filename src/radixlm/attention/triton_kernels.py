@@ -18,15 +18,63 @@ import triton.language as tl
 
 
 @triton.jit
-def _scores(q, k, position, limit, first, scale, CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scaled (and capped) scores of a query tile and a key tile, in units of log2, -inf where a query may not look."""
-    s = tl.dot(q, k, input_precision=PRECISION) * scale
+def _absorb(
+    q, top, total, acc, k_ptr, v_ptr, table_ptr, n, end, limit, first, kv_slot, scale,
+    DIM: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr,
+    PARTLY: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take the keys and values at positions [n, n + BLOCK) of one row and head into the running softmax of a tile of
+    queries [rows, WIDE]: `top` and `total` [rows], the largest score (in units of log2) and the sum of weights, and
+    `acc` [rows, WIDE], the weighted sum of values.
+
+    PARTLY: not every query sees every one of these positions. It sees those before `end` and, if CAUSAL, from `first`
+    to `limit` [rows].
+    """
+    position = n + tl.arange(0, BLOCK)
+    dim = tl.arange(0, WIDE)
+    # Where everything is there, loads without a mask are cheaper.
+    if PARTLY:
+        there = position < end
+        page = tl.load(table_ptr + position // PAGE, mask=there, other=0).to(tl.int64)
+    else:
+        page = tl.load(table_ptr + position // PAGE).to(tl.int64)
+    place = (page * PAGE + position % PAGE) * kv_slot
+    k_at, v_at = k_ptr + place[None, :] + dim[:, None], v_ptr + place[:, None] + dim[None, :]
+    if PARTLY:
+        k = tl.load(k_at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
+    elif DIM < WIDE:
+        k = tl.load(k_at, mask=(dim < DIM)[:, None], other=0.0)
+    else:
+        k = tl.load(k_at)
+    s = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
     if CAP > 0:
-        # tanh by exp: x is in units of log2, the cap is not.
+        # tanh by exp: s is in units of log2, the cap is not.
         e = tl.exp2(s * (2.0 / CAP))
         s = CAP * 1.4426950408889634 * (1.0 - 2.0 / (e + 1.0))
-    visible = (position[None, :] <= limit[:, None]) & (position[None, :] >= first[:, None])
-    return tl.where(visible, s, float("-inf"))
+    if PARTLY:
+        if CAUSAL:
+            visible = (position[None, :] <= limit[:, None]) & there[None, :]
+            if WINDOW > 0:
+                visible = visible & (position[None, :] >= first[:, None])
+        else:
+            visible = there[None, :]
+        s = tl.where(visible, s, float("-inf"))
+    new = tl.maximum(top, tl.max(s, 1))
+    base = new
+    if PARTLY and WINDOW > 0:
+        # A row whose window starts behind this block has seen nothing yet.
+        base = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2(s - base[:, None])
+    shrink = tl.exp2(top - base)
+    if PARTLY:
+        v = tl.load(v_at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+    elif DIM < WIDE:
+        v = tl.load(v_at, mask=(dim < DIM)[None, :], other=0.0)
+    else:
+        v = tl.load(v_at)
+    total = total * shrink + tl.sum(p, 1)
+    acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision=PRECISION)
+    return new, total, acc
 
 
 @triton.jit
@@ -59,33 +107,23 @@ def decode_kernel(
         mask=(group < GROUP)[:, None] & (dim < DIM)[None, :],
         other=0.0,
     )
-    limit = tl.zeros([ROWS], tl.int32) + last
-    first = tl.zeros([ROWS], tl.int32) + begin
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDE], tl.float32)
-    for n in range(low, high, BLOCK):
-        position = n + tl.arange(0, BLOCK)
-        there = position < high
-        page = tl.load(table_ptr + row * table_row + position // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + position % PAGE
-        k = tl.load(
-            k_ptr + slot[None, :] * kv_slot + head.to(tl.int64) * kv_head + dim[:, None],
-            mask=there[None, :] & (dim < DIM)[:, None],
-            other=0.0,
-        )
-        s = _scores(q, k.to(q.dtype), tl.where(there, position, 2147483647), limit, first, scale, CAP, PRECISION)
-        new = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(top - new)
-        v = tl.load(
-            v_ptr + slot[:, None] * kv_slot + head.to(tl.int64) * kv_head + dim[None, :],
-            mask=there[:, None] & (dim < DIM)[None, :],
-            other=0.0,
-        )
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
-        top = new
+    k_ptr += head.to(tl.int64) * kv_head
+    v_ptr += head.to(tl.int64) * kv_head
+    table_ptr += row * table_row
+    whole = low + tl.maximum(high - low, 0) // BLOCK * BLOCK
+    for n in range(low, whole, BLOCK):
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, n, high, 0, 0, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, False, False, 0, PRECISION,
+        )  # fmt: skip
+    if whole < high:
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, whole, high, 0, 0, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, True, False, 0, PRECISION,
+        )  # fmt: skip
     stored = (group < GROUP)[:, None] & (dim < DIM)[None, :]
     if SPLITS == 1 and not SHARED:
         out = out_ptr + token * out_token + heads[:, None] * DIM + dim[None, :]
@@ -122,33 +160,23 @@ def shared_kernel(
     heads = head * GROUP + m % GROUP
     used = (token >= 0)[:, None] & (dim < DIM)[None, :]
     q = tl.load(q_ptr + token[:, None] * q_token + heads[:, None] * q_head + dim[None, :], mask=used, other=0.0)
-    limit = tl.zeros([ROWS], tl.int32) + high - 1
-    first = tl.zeros([ROWS], tl.int32)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDE], tl.float32)
-    for n in range(low, high, BLOCK):
-        position = n + tl.arange(0, BLOCK)
-        there = position < high
-        page = tl.load(table_ptr + row * table_row + position // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + position % PAGE
-        k = tl.load(
-            k_ptr + slot[None, :] * kv_slot + head.to(tl.int64) * kv_head + dim[:, None],
-            mask=there[None, :] & (dim < DIM)[:, None],
-            other=0.0,
-        )
-        s = _scores(q, k.to(q.dtype), position, limit, first, scale, CAP, PRECISION)
-        new = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(top - new)
-        v = tl.load(
-            v_ptr + slot[:, None] * kv_slot + head.to(tl.int64) * kv_head + dim[None, :],
-            mask=there[:, None] & (dim < DIM)[None, :],
-            other=0.0,
-        )
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
-        top = new
+    k_ptr += head.to(tl.int64) * kv_head
+    v_ptr += head.to(tl.int64) * kv_head
+    table_ptr += row * table_row
+    whole = low + (high - low) // BLOCK * BLOCK
+    for n in range(low, whole, BLOCK):
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, n, high, 0, 0, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, False, False, 0, PRECISION,
+        )  # fmt: skip
+    if whole < high:
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, whole, high, 0, 0, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, True, False, 0, PRECISION,
+        )  # fmt: skip
     part = own + (number + of) * (tl.num_programs(0) * GROUP) + heads
     tl.store(part_ptr + part[:, None].to(tl.int64) * DIM + dim[None, :], acc / total[:, None], mask=used)
     tl.store(lse_ptr + part, top + tl.log2(total), mask=token >= 0)
@@ -217,38 +245,29 @@ def extend_kernel(
     q = tl.load(q_ptr + (token0 + of)[:, None] * q_token + heads[:, None] * q_head + dim[None, :], mask=here, other=0.0)
     limit = start + tl.where(used, of, 0)
     first = tl.zeros([ROWS], tl.int32)
+    end = start + count
     begin = 0
+    whole = (start + 1) // BLOCK * BLOCK  # every query sees every position before this one
     if WINDOW > 0:
         first = tl.maximum(limit - WINDOW + 1, 0)
         begin = tl.maximum(start - WINDOW + 1, 0) // BLOCK * BLOCK
-    end = start + count
+        whole = begin
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, WIDE], tl.float32)
-    for n in range(begin, end, BLOCK):
-        position = n + tl.arange(0, BLOCK)
-        there = position < end
-        page = tl.load(table_ptr + row * table_row + position // PAGE, mask=there, other=0).to(tl.int64)
-        slot = page * PAGE + position % PAGE
-        k = tl.load(
-            k_ptr + slot[None, :] * kv_slot + head.to(tl.int64) * kv_head + dim[:, None],
-            mask=there[None, :] & (dim < DIM)[:, None],
-            other=0.0,
-        )
-        s = _scores(q, k.to(q.dtype), position, limit, first, scale, CAP, PRECISION)
-        new = tl.maximum(top, tl.max(s, 1))
-        # A row whose window starts behind this block has seen nothing yet.
-        base = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(top - base)
-        v = tl.load(
-            v_ptr + slot[:, None] * kv_slot + head.to(tl.int64) * kv_head + dim[None, :],
-            mask=there[:, None] & (dim < DIM)[None, :],
-            other=0.0,
-        )
-        total = total * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
-        top = new
+    k_ptr += head.to(tl.int64) * kv_head
+    v_ptr += head.to(tl.int64) * kv_head
+    table_ptr += row * table_row
+    for n in range(begin, whole, BLOCK):
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, n, end, limit, first, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, False, True, WINDOW, PRECISION,
+        )  # fmt: skip
+    for n in range(whole, end, BLOCK):
+        top, total, acc = _absorb(
+            q, top, total, acc, k_ptr, v_ptr, table_ptr, n, end, limit, first, kv_slot, scale,
+            DIM, WIDE, PAGE, CAP, BLOCK, True, True, WINDOW, PRECISION,
+        )  # fmt: skip
     out = out_ptr + (token0 + of)[:, None] * out_token + heads[:, None] * DIM + dim[None, :]
     tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=here)

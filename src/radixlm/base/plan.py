@@ -69,9 +69,9 @@ class Plan:
             `(rows[i], starts[i] + lengths[i])` of the token table.
         page_rows, page_index, page_ids: page-table writes, `table[page_rows[j], page_index[j]] = page_ids[j]`: new
             pages of growing rows and canonical pages that replace duplicates. Applied after `joins`, in order.
-        shared: of a decode plan, spans that share a prefix; each span is in one group at most. A hint: attention may
-            read the keys and values of a shared prefix once for all spans of its group, and the results are the same.
-            As long as the groups stay the same, it is the same object from plan to plan.
+        shared: of the decode spans (see `decodes`), those that share a prefix; each span is in one group at most. A
+            hint: attention may read the keys and values of a shared prefix once for all spans of its group, and the
+            results are the same. As long as the groups stay the same, it is the same object from plan to plan.
     """
 
     step: int
@@ -89,6 +89,12 @@ class Plan:
     def decode(self) -> bool:
         """Every span is one token long: the shape that graphs are captured for."""
         return len(self.rows) == int(self.lengths.sum())
+
+    @property
+    def decodes(self) -> int:
+        """How many spans at the front are one token long. In a mixed step they come first."""
+        longer = self.lengths > 1
+        return int(longer.argmax()) if longer.any() else len(longer)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

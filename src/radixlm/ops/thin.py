@@ -68,7 +68,61 @@ VOCABULARY = 65536
 
 #: What was measured best for a weight of (outputs, inputs): up to so many tokens this way, None for the library, which
 #: is also taken beyond the last entry. Other weights follow `_rule`. `benchmarks/gpu_kernels.py` prints the lines.
-MEASURED: Mapping[tuple[int, int], tuple[tuple[int, Way | None], ...]] = MappingProxyType({})
+#: On an H200, 16-bit weights.
+MEASURED: Mapping[tuple[int, int], tuple[tuple[int, Way | None], ...]] = MappingProxyType(
+    {
+        (6144, 4096): (
+            (1, Vector(1, 8, 1024, 4, 4)),
+            (2, Vector(2, 4, 1024)),
+            (16, Tiles(16, 64, 128, 1, 4, 5)),
+        ),  # 8B qkv
+        (4096, 4096): (
+            (1, Vector(1, 4, 1024, 4, 4)),
+            (2, Vector(2, 4, 1024)),
+            (4, Tiles(16, 16, 256, 1, 2)),
+            (8, Tiles(16, 64, 128, 2, 4, 5)),
+            (16, Tiles(16, 16, 256, 1, 2)),
+        ),  # 8B o
+        (28672, 4096): (
+            (1, Vector(1, 4, 1024, 4, 1, 3)),
+            (2, Vector(2, 2, 1024, 4, 2, 1, False)),
+            (16, Tiles(16, 64, 128)),
+        ),  # 8B gate_up
+        (4096, 14336): (
+            (1, Vector(1, 8, 2048, 8)),
+            (2, Vector(2, 8, 1024)),
+            (16, Tiles(16, 64, 128, 2, 4, 5)),
+            (64, Tiles(64, 64, 128, 2)),
+        ),  # 8B down
+        (128256, 4096): ((1, Vector(1, 8, 1024, 4, 1)), (2, Vector(2, 8, 1024, 4, 1))),  # 8B lm_head
+        (4096, 1024): (
+            (1, Vector(1, 4, 512, 2)),
+            (2, Vector(2, 4, 512, 2)),
+            (4, Vector(4, 8, 512, 2, 1)),
+            (8, Tiles(16, 16, 256, 1, 2)),
+            (16, Tiles(16, 32, 256, 1, 4, 3)),
+        ),  # 0.6B qkv
+        (1024, 2048): (
+            (1, Vector(1, 4, 1024)),
+            (2, Vector(2, 2, 1024)),
+            (4, Vector(4, 2, 1024, 4, 1)),
+            (16, Tiles(16, 64, 128, 8, 4, 5)),
+        ),  # 0.6B o
+        (6144, 1024): (
+            (1, Vector(1, 4, 512, 2)),
+            (2, Vector(2, 2, 512, 2)),
+            (4, Vector(4, 4, 512, 2, 1)),
+            (16, Tiles(16, 64, 128)),
+        ),  # 0.6B gate_up
+        (1024, 3072): (
+            (1, Vector(1, 4, 1024, 4, 1, 3)),
+            (2, Vector(2, 2, 1024)),
+            (4, Vector(4, 2, 1024, 4, 1)),
+            (16, Tiles(16, 64, 128, 8, 4, 5)),
+        ),  # 0.6B down
+        (151936, 1024): ((1, Vector(1, 8, 1024, 4, 1)), (2, Vector(2, 16, 1024, 4, 1))),  # 0.6B lm_head
+    }
+)
 
 
 @functools.cache

@@ -28,7 +28,7 @@ from radixlm.models.base import Model
 from radixlm.sampling.sampler import Sampled, Sampler
 
 #: Batch sizes that are captured, each when it is first needed.
-SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, *range(80, 257, 16), *range(288, 513, 32))
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, *range(80, 257, 16), *range(288, 513, 32), *range(576, 1025, 64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

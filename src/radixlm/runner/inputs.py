@@ -54,7 +54,7 @@ class InputBuilder:
         token_rows = rows.repeat(lengths)
         positions = np.arange(ends[-1]) + (starts + lengths - ends).repeat(lengths)
         select = ends[plan.samples] - 1
-        return self._inputs(plan, token_rows, positions, lengths.tolist(), (rows, select))
+        return self._inputs(plan, token_rows, positions, lengths.tolist(), (rows, select), self._shared(plan))
 
     def _decode(self, plan: Plan) -> StepInputs:
         positions = plan.starts.astype(np.int64)
@@ -71,7 +71,7 @@ class InputBuilder:
     def _shared(self, plan: Plan) -> SharedTiles | None:
         if self._tiling is None or not plan.shared:
             return None
-        spans = len(plan.rows)
+        spans = plan.decodes
         return self._tiling.tiles(self._device.upload(self._tiling.numbers(plan.shared, spans)), spans)
 
     def _inputs(

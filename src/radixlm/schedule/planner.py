@@ -5,6 +5,7 @@ It reads the scheduler's state and changes sequences (spans dispatched, rows and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -224,8 +225,8 @@ class Planner:
         self._step += 1
         count = len(spans)
         samples = np.zeros(count, np.bool_)
-        decode = all(span.length == 1 for span in spans)
-        shared = self._sharing.groups([_lease(span.sequence) for span in spans]) if decode else ()
+        decodes = itertools.takewhile(lambda span: span.length == 1, spans)
+        shared = self._sharing.groups([_lease(span.sequence) for span in decodes])
         for i, span in enumerate(spans):
             s = span.sequence
             s.dispatched += span.length

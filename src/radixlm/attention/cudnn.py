@@ -112,9 +112,12 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: LayerSpec) 
     length = len(q)
     if more := -length % LENGTHS:  # behind the last token, where none of the others looks
         q, k, v = (F.pad(x, (0, 0, 0, 0, 0, more)) for x in (q, k, v))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         whole = F.scaled_dot_product_attention(
-            *(x.transpose(0, 1)[None] for x in (q, k, v)),
+            q,
+            k,
+            v,
             is_causal=True,
             scale=spec.scale,
             enable_gqa=spec.heads != spec.kv_heads,

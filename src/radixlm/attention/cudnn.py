@@ -8,6 +8,7 @@ prefix, short prompts and decode rows take the paged path.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +40,11 @@ DENSE = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudnnPlan:
-    """One step: its first `paged` tokens take the paged path, then come the dense prompts [first, last)."""
+    """One step: its first `paged` tokens take the paged path, then come the dense prompts.
+
+    Attributes:
+        dense: (how many, length) of prompts of one length that follow each other.
+    """
 
     inputs: StepInputs
     paged: int
@@ -55,15 +60,12 @@ class CudnnAttention:
 
     def plan(self, inputs: StepInputs, pool: KVPool) -> CudnnPlan:
         """New sequences come last in a step: the dense prompts are those at its end."""
-        dense: list[tuple[int, int]] = []
-        last = len(inputs.slots)
         spans = len(inputs.starts)
         while spans and inputs.starts[spans - 1] == 0 and inputs.lengths[spans - 1] >= DENSE:
             spans -= 1
-            dense.append((last - inputs.lengths[spans], last))
-            last -= inputs.lengths[spans]
+        lengths = inputs.lengths[spans:]
         rest = inputs
-        if dense:
+        if lengths:
             rest = replace(
                 inputs,
                 rows=inputs.rows[:spans],
@@ -71,7 +73,8 @@ class CudnnAttention:
                 starts=inputs.starts[:spans],
                 lengths=inputs.lengths[:spans],
             )
-        return CudnnPlan(inputs, last, self._paged.plan(rest, pool), tuple(dense))
+        dense = tuple((len(list(same)), length) for length, same in itertools.groupby(lengths))
+        return CudnnPlan(inputs, len(inputs.slots) - sum(lengths), self._paged.plan(rest, pool), dense)
 
     def run(
         self,
@@ -101,25 +104,24 @@ class CudnnAttention:
         out = q.new_empty(len(q), spec.heads * spec.head_dim)
         if plan.paged:
             self._paged.attend(plan.rest, layer, spec, pool, q[: plan.paged], out[: plan.paged])
-        for first, last in plan.dense:
-            whole = _attend(q[first:last], k[first:last], v[first:last], spec)
-            out[first:last].view(last - first, spec.heads, spec.head_dim).copy_(whole)
+        at = plan.paged
+        for count, length in plan.dense:
+            part = slice(at, at + count * length)
+            many = (count, length, -1, spec.head_dim)
+            whole = _attend(q[part].view(many), k[part].view(many), v[part].view(many), spec)
+            out[part].view(many).copy_(whole)
+            at = part.stop
         return out
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spec: LayerSpec) -> torch.Tensor:
-    """Causal attention of one prompt: q [T, heads, head_dim], k and v [T, kv_heads, head_dim] -> as q."""
-    length = len(q)
+    """Causal attention of n prompts of T tokens: q [n, T, heads, head_dim], k, v [n, T, kv_heads, head_dim] -> as q."""
+    length = q.shape[1]
     if more := -length % LENGTHS:  # behind the last token, where none of the others looks
         q, k, v = (F.pad(x, (0, 0, 0, 0, 0, more)) for x in (q, k, v))
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         whole = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=True,
-            scale=spec.scale,
-            enable_gqa=spec.heads != spec.kv_heads,
+            q, k, v, is_causal=True, scale=spec.scale, enable_gqa=spec.heads != spec.kv_heads
         )
-    return whole[0].transpose(0, 1)[:length]
+    return whole.transpose(1, 2)[:, :length]

@@ -132,7 +132,7 @@ class TritonAttention:
         shares = inputs.rows if shared is None else shared.shares
         if shared is not None:
             _share(inputs, shared, spec, keys, values, q, parts)
-        way = triton_ways.decode(wide, max(q.element_size(), keys.element_size()))
+        way = triton_ways.decode(wide, max(q.element_size(), keys.element_size()), splits)
         decode_kernel[(len(q), spec.kv_heads, splits)](
             q, keys, values, out, parts.values, parts.sums, inputs.page_table, inputs.rows, inputs.positions, shares,
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), inputs.page_table.stride(0),

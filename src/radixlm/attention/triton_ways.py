@@ -22,14 +22,20 @@ class Way:
     rows: int = 0
 
 
-def decode(wide: int, size: int) -> Way:
+def decode(wide: int, size: int, splits: int) -> Way:
     """One row of a batch, one key head, a part of its context.
 
     Args:
         wide: head size, a power of two.
         size: bytes of a number, the larger of queries and keys.
+        splits: parts of each context. Where batches fill the device by themselves there is one, and many small programs
+            keep more reads under way than few large ones.
     """
-    return Way(32 if wide > 128 else 64, 4, 3)
+    if wide > 128:
+        return Way(32, 4, 3)
+    if size > 2:
+        return Way(32, 4, 2)
+    return Way(32, 1, 3) if splits == 1 else Way(64, 2, 3)
 
 
 def shared(wide: int, size: int, rows: int) -> Way:
@@ -43,5 +49,6 @@ def shared(wide: int, size: int, rows: int) -> Way:
 
 def extend(wide: int, size: int) -> Way:
     """A run of tokens of one sequence against everything before them."""
-    rows = 128 if wide <= 128 and size <= 2 else 64
-    return Way(64 if wide <= 128 else 32, 8 if rows >= 128 else 4, 2, rows)
+    if wide <= 128 and size <= 2:
+        return Way(64, 4, 3, 128)
+    return Way(64 if wide <= 128 else 32, 4, 2, 64)

@@ -79,6 +79,7 @@ CASES = (
     Case("shared", 1024, 2200, 1, 16, 2048),
     Case("extend", 64, 2048, 128),
     Case("extend", 8, 0, 1024),
+    Case("extend", 2, 0, 4096),
     Case("extend", 1, 8192, 4096),
     Case("extend", 64, 0, 128),
 )

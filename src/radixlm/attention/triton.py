@@ -27,6 +27,10 @@ CAPABILITIES = Capabilities(
 LOG2E = 1.4426950408889634
 
 
+#: Partial results that are merged at once.
+PARTS = 8
+
+
 @dataclass(slots=True, eq=False)
 class TritonPlan:
     """One step: decode rows first, then extends.
@@ -136,16 +140,16 @@ class TritonAttention:
         decode_kernel[(len(q), spec.kv_heads, splits)](
             q, keys, values, out, parts.values, parts.sums, inputs.page_table, inputs.rows, inputs.positions, shares,
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), inputs.page_table.stride(0),
-            spec.scale * LOG2E,
+            splits, spec.scale * LOG2E,
             GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), DIM=spec.head_dim, WIDE=wide,
-            PAGE=inputs.page_size, WINDOW=spec.window, CAP=spec.soft_cap, BLOCK=way.block, SPLITS=splits,
-            SHARED=shared is not None, PRECISION=_precision(q.dtype), num_warps=way.warps, num_stages=way.stages,
+            PAGE=inputs.page_size, WINDOW=spec.window, CAP=spec.soft_cap, BLOCK=way.block,
+            WHOLE=splits == 1 and shared is None, SHARED=shared is not None, PRECISION=_precision(q.dtype),
+            num_warps=way.warps, num_stages=way.stages,
         )  # fmt: skip
         if shared is not None or splits > 1:
-            many = triton.next_power_of_2(splits)
             merge_kernel[(len(q), spec.heads)](
-                parts.values, parts.sums, out, shares, parts.own, out.stride(0), DIM=spec.head_dim, WIDE=wide,
-                SPLITS=splits, MANY=many if shared is None else max(4, many), SHARED=shared is not None, num_warps=2,
+                parts.values, parts.sums, out, shares, parts.own, splits, out.stride(0), DIM=spec.head_dim, WIDE=wide,
+                MANY=PARTS, SHARED=shared is not None, num_warps=2,
             )  # fmt: skip
 
     def _extend(
@@ -174,8 +178,7 @@ class TritonAttention:
         if not self._multiprocessors:
             on_gpu = device.type == "cuda"
             self._multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 4
-        splits = max(1, min(32, 4 * self._multiprocessors // programs))
-        return 1 << (splits.bit_length() - 1)  # a kernel is compiled for each number
+        return max(1, min(32, 4 * self._multiprocessors // programs))
 
 
 def _parts(q: torch.Tensor, own: int, shared: int) -> _Parts:

@@ -77,16 +77,18 @@ def _absorb(
     return new, total, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, lse_ptr, table_ptr, rows_ptr, positions_ptr, shares_ptr,
-    q_token, q_head, kv_slot, kv_head, out_token, table_row,
+    q_token, q_head, kv_slot, kv_head, out_token, table_row, splits,
     scale,
     GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key head, one part of its context; with SHARED, of what lies behind the shared prefix."""
+    """One row, one key head, one of `splits` parts of its context; with SHARED, of what lies behind the shared prefix.
+    WHOLE: there is but this part, and the result is final.
+    """
     token, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(rows_ptr + token)
     last = tl.load(positions_ptr + token).to(tl.int32)
@@ -95,7 +97,7 @@ def decode_kernel(
         begin = tl.maximum(last - WINDOW + 1, 0)
     if SHARED:
         begin = tl.load(shares_ptr + token * 4)
-    each = tl.cdiv(tl.cdiv(last + 1 - begin, SPLITS), BLOCK) * BLOCK
+    each = tl.cdiv(tl.cdiv(last + 1 - begin, splits), BLOCK) * BLOCK
     low = begin + split * each
     high = tl.minimum(low + each, last + 1)
 
@@ -125,18 +127,18 @@ def decode_kernel(
             DIM, WIDE, PAGE, CAP, BLOCK, True, False, 0, PRECISION,
         )  # fmt: skip
     stored = (group < GROUP)[:, None] & (dim < DIM)[None, :]
-    if SPLITS == 1 and not SHARED:
+    if WHOLE:
         out = out_ptr + token * out_token + heads[:, None] * DIM + dim[None, :]
         tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=stored)
     else:
         # A part that has no positions (its top is -inf) has weight 0 in the merge.
         total = tl.where(total > 0, total, 1.0)
-        part = (token * tl.num_programs(1) * GROUP + heads) * SPLITS + split
+        part = (token * tl.num_programs(1) * GROUP + heads) * splits + split
         tl.store(part_ptr + part[:, None] * DIM + dim[None, :], acc / total[:, None], mask=stored)
         tl.store(lse_ptr + part, top + tl.log2(total), mask=group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own"])
 def shared_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, lse_ptr, table_ptr, rows_ptr, members_ptr, pieces_ptr, own,
     q_token, q_head, kv_slot, kv_head, table_row,
@@ -182,19 +184,19 @@ def shared_kernel(
     tl.store(lse_ptr + part, top + tl.log2(total), mask=token >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["own", "splits"])
 def merge_kernel(
-    part_ptr, lse_ptr, out_ptr, shares_ptr, own, out_token, DIM: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    part_ptr, lse_ptr, out_ptr, shares_ptr, own, splits, out_token, DIM: tl.constexpr, WIDE: tl.constexpr,
     MANY: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """The parts of one row and one query head, weighted by the exponentials of their log-sum-exps, MANY at a time."""
     token, head = tl.program_id(0), tl.program_id(1)
     heads = tl.num_programs(1)
-    begin = (token * heads + head) * SPLITS
-    parts = SPLITS
+    begin = (token * heads + head) * splits
+    parts = splits
     if SHARED:
         number = tl.load(shares_ptr + token * 4 + 1)
-        parts = SPLITS + tl.load(shares_ptr + token * 4 + 2)
+        parts = splits + tl.load(shares_ptr + token * 4 + 2)
         step = tl.load(shares_ptr + token * 4 + 3)
     dim = tl.arange(0, WIDE)
     top = tl.full([1], float("-inf"), tl.float32)
@@ -204,7 +206,7 @@ def merge_kernel(
         i = n + tl.arange(0, MANY)
         part = begin + i
         if SHARED:
-            part = tl.where(i < SPLITS, part, own + (number + (i - SPLITS) * step) * heads + head)
+            part = tl.where(i < splits, part, own + (number + (i - splits) * step) * heads + head)
         lse = tl.load(lse_ptr + part, mask=i < parts, other=float("-inf"))
         # The first part of a row is never empty: it holds the current token, or all of a short context.
         new = tl.maximum(top, tl.max(lse, 0))

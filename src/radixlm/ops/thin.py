@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -135,9 +135,12 @@ def choose(tokens: int, outputs: int, inputs: int, gated: bool = False) -> Way |
     if not tokens or inputs % 8:  # rows must be aligned to 16 bytes
         return None
     measured = MEASURED.get((outputs, inputs))
-    if measured is not None:
-        return next((way for most, way in measured if tokens <= most), None)
-    return _rule(tokens, outputs, inputs, gated)
+    if measured is None:
+        return _rule(tokens, outputs, inputs, gated)
+    way = next((way for most, way in measured if tokens <= most), None)
+    if gated and isinstance(way, Tiles):  # measured with another product of the same size
+        return replace(way, split=1)
+    return way
 
 
 def _rule(tokens: int, outputs: int, inputs: int, gated: bool) -> Way | None:

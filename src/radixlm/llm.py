@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
@@ -31,10 +32,12 @@ from radixlm.config.resolve import override
 from radixlm.config.schema import Config
 from radixlm.engine.build import make_loop
 from radixlm.launch.parts import load_served
-from radixlm.runner.boot import Booted, boot
+from radixlm.launch.ranks import started
+from radixlm.runner.base import EngineLost
+from radixlm.runner.boot import Booted
 from radixlm.text.worker import Detokenizer
 from radixlm.wire.link import Callback, LocalLink
-from radixlm.wire.messages import Ready, ToDetokenizer, ToEngine
+from radixlm.wire.messages import Drain, Ready, ToDetokenizer, ToEngine
 
 R = TypeVar("R")
 Answer = dict[str, Any]
@@ -197,20 +200,28 @@ class Engine:
             if texts is not None:
                 to_api.send(texts)
 
-        try:
-            engine = boot(config, _silent)
-            outbox: Callback[ToDetokenizer] = Callback(to_text)
-            loop = make_loop(engine.config, engine.facts, engine.runner, self._inbox, outbox, to_api)
-        except BaseException as error:
-            booted.set_exception(error)
-            return
-        booted.set_result(engine)
-        to_api.send(Ready("engine", engine.facts))
-        try:
-            loop.run()
-        except BaseException as error:
-            self._loop.call_soon_threadsafe(self._hub.engine_died, f"{type(error).__name__}: {error}")
-            raise
+        def died(reason: str) -> None:
+            self._loop.call_soon_threadsafe(self._hub.engine_died, reason)
+            self._inbox.send(Drain(0.0))  # an idle loop would wait for requests that are not taken any more
+
+        with contextlib.ExitStack() as stack:
+            try:
+                engine = stack.enter_context(started(config, _silent, died))
+                outbox: Callback[ToDetokenizer] = Callback(to_text)
+                loop = make_loop(engine.config, engine.facts, engine.runner, self._inbox, outbox, to_api)
+            except BaseException as error:
+                stack.close()  # nothing is left behind when the caller hears of it
+                booted.set_exception(error)
+                return
+            booted.set_result(engine)
+            to_api.send(Ready("engine", engine.facts))
+            try:
+                loop.run()
+            except EngineLost as error:
+                died(str(error))
+            except BaseException as error:
+                died(f"{type(error).__name__}: {error}")
+                raise
 
     def _stop_hub(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

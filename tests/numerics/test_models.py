@@ -21,6 +21,10 @@ from radixlm.base.errors import StartupError
 from radixlm.memory.pool import KVPool
 from radixlm.models import table
 from radixlm.models.base import Model
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
+from radixlm.parallel.shares import Cut
+from support.ranks import together
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers says of tiny models
 
@@ -105,12 +109,12 @@ class Tensors:
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
         if name not in self._tensors:
             raise StartupError(f"no tensor {name}")
         tensor = self._tensors[name]
         assert shape is None or tuple(tensor.shape) == shape, (name, tuple(tensor.shape), shape)
-        return tensor
+        return tensor if part is None else tensor.narrow(part.dim, part.start, part.length).contiguous()
 
 
 @cache
@@ -139,9 +143,9 @@ def checkpoint(model: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return {**model.config.to_dict(), "architectures": [type(model).__name__]}, tensors
 
 
-def build(model: Any, dtype: torch.dtype = torch.float32) -> Model:
+def build(model: Any, dtype: torch.dtype = torch.float32, comm: Comm = ALONE) -> Model:
     config, tensors = checkpoint(model)
-    return table.find(config).build(config, Tensors(tensors), dtype, CPU)
+    return table.find(config).build(config, Tensors(tensors), dtype, CPU, comm)
 
 
 class Rows:
@@ -206,9 +210,9 @@ def draw(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 96), k=count)
 
 
-def check(model: Any, backend: AttentionBackend, page_size: int) -> None:
+def check(model: Any, backend: AttentionBackend, page_size: int, comm: Comm = ALONE) -> None:
     """Four sequences, each reaching the model in its own way, all in the same steps where they can be."""
-    ours = build(model)
+    ours = build(model, comm=comm)
     rows = Rows(ours, backend, page_size)
     texts = [draw(count, seed) for seed, count in enumerate((40, 23, 37, 12))]
     got: list[list[torch.Tensor]] = [[], [], [], []]
@@ -236,6 +240,43 @@ def check(model: Any, backend: AttentionBackend, page_size: int) -> None:
 @pytest.mark.parametrize("case", FAMILIES)
 def test_families_equal_transformers(case: str, page_size: int) -> None:
     check(reference("family", case), CpuAttention(), page_size)
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_families_in_two_parts(case: str) -> None:
+    """Each rank gets the whole logits; with one key-value head both hold it."""
+    model = reference("family", case)
+    together(2, lambda comm: check(model, CpuAttention(), 1, comm))
+
+
+#: Sizes that are cut unevenly: fewer key-value heads than ranks, a vocabulary that leaves the last ranks less.
+UNEVEN: dict[str, tuple[int, dict[str, Any]]] = {
+    "three": (3, {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 81, "head_dim": 8}),
+    "kv heads held twice": (4, {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}),
+    "one kv head, six ranks": (6, {"num_key_value_heads": 1, "intermediate_size": 84}),
+    "an odd vocabulary": (2, {"vocab_size": 97}),
+    "a rank without tokens": (
+        12, {"vocab_size": 97, "num_attention_heads": 12, "num_key_value_heads": 3, "intermediate_size": 84}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("case", UNEVEN)
+def test_uneven_parts(case: str, tied: bool) -> None:
+    size, changes = UNEVEN[case]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", **{**SIZES, "head_dim": 8, **changes, "tie_word_embeddings": tied})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    together(size, lambda comm: check(model, CpuAttention(), 4, comm))
+
+
+def test_a_number_of_ranks_that_does_not_divide_is_refused() -> None:
+    model = reference("family", "llama")  # 6 heads, 2 of keys and values, an inner size of 80
+    with pytest.raises(StartupError, match=r"is 3, .* 80, 2 key-value heads; use 2$"):
+        together(3, lambda comm: build(model, comm=comm))
+    with pytest.raises(StartupError, match=r"through transformers"):
+        together(2, lambda comm: build(reference("other", "olmo2"), comm=comm))
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2, windows", "gemma3"])

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2] / "src" / "radixlm"
 LAYERS = {
     "base": 0, "config": 0, "observe": 0,
     "wire": 1, "device": 1, "checkpoint": 1,
-    "cache": 2, "memory": 2, "ops": 2,
+    "cache": 2, "memory": 2, "ops": 2, "parallel": 2,
     "attention": 3, "layers": 3, "models": 3, "sampling": 3,
     "schedule": 4, "runner": 4,
     "engine": 5, "text": 5,

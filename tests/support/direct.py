@@ -12,13 +12,12 @@ from radixlm.base.sampling import SamplingParams
 from radixlm.config.resolve import override
 from radixlm.config.schema import Config
 from radixlm.engine.build import make_loop
-from radixlm.runner.boot import boot
+from radixlm.launch.ranks import started
 from radixlm.wire.link import Callback, LocalLink
 from radixlm.wire.messages import Drain, Failed, Submit, Tokens
 
 
 def run_requests(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], new: int, depth: int) -> list[list[int]]:
-    booted = boot(override(Config(), options), lambda stage, fraction: None)
     inbox: LocalLink[Any] = LocalLink()
     answers: dict[int, list[int]] = {uid: [] for uid in range(len(prompts))}
 
@@ -34,5 +33,6 @@ def run_requests(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], n
         inbox.send(Submit(Request(uid=uid, rid=str(uid), tokens=tuple(prompt), sampling=sampling)))
     inbox.send(Drain(600.0))
     sink: Callback[Any] = Callback(hear)
-    make_loop(booted.config, booted.facts, booted.runner, inbox, sink, sink, depth).run()
+    with started(override(Config(), options), lambda stage, fraction: None, lambda reason: None) as booted:
+        make_loop(booted.config, booted.facts, booted.runner, inbox, sink, sink, depth).run()
     return list(answers.values())

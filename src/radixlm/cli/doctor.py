@@ -130,7 +130,12 @@ def memory(facts: EngineFacts) -> Rows:
 
 
 def _boot(config: Config) -> EngineFacts:
-    from radixlm.runner.boot import boot
+    from radixlm.launch.ranks import started
 
     with StartProgress() as progress:
-        return boot(config, lambda stage, fraction: progress.update("engine", stage, fraction)).facts
+
+        def report(stage: str, fraction: float) -> None:
+            progress.update("engine", stage, fraction)
+
+        with started(config, report, lambda reason: None) as booted:
+            return booted.facts

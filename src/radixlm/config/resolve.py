@@ -122,6 +122,11 @@ def check(config: Config) -> None:
             f"max-total-tokens ({cache.max_total_tokens}) is smaller than one page (page-size {cache.page_size})",
             param="max_total_tokens",
         )
+    if config.device.device == "null" and config.device.tensor_parallel_size > 1:
+        raise StartupError(
+            "the null device computes nothing that could be cut into parts: use tensor-parallel-size 1",
+            param="tensor_parallel_size",
+        )
     if not config.model.model:
         raise StartupError("model is empty; name a directory, a GGUF file, a hub id or a packaged model", param="model")
     if not server.host.strip():

@@ -99,8 +99,16 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     device: str = option("auto", "hardware to run on", choices=("auto", "cpu", "cuda", "null"))
+    tensor_parallel_size: int = option(
+        1, "processes that each compute a part of every layer, one GPU each", names=("tp-size", "tp"), low=1, high=64
+    )
     threads: int | None = option(
-        None, "CPU threads of the engine", names=("t",), low=1, high=4096, shown="the cores this process may use"
+        None,
+        "CPU threads of the engine, of all its ranks together",
+        names=("t",),
+        low=1,
+        high=4096,
+        shown="the cores this process may use",
     )
     attention_backend: str = option("auto", "attention backend of both phases")
     prefill_attention_backend: str | None = option(None, "attention backend of extends", shown="attention-backend")

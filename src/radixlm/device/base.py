@@ -20,15 +20,26 @@ class Download(Protocol):
 
 
 class Device(Protocol):
-    """One piece of hardware that computes in order. `torch_device` is where its tensors live."""
+    """One piece of hardware that computes in order.
+
+    It is opened with (rank, ranks): as which of the processes that compute one model together. A GPU is one rank's own,
+    a CPU is shared.
+
+    Attributes:
+        torch_device: where its tensors live.
+        sharers: ranks that share its memory.
+    """
 
     kind: str
     torch_device: torch.device
+    sharers: int
 
     def facts(self) -> DeviceFacts: ...
 
     def set_threads(self, wanted: int | None) -> tuple[int, str]:
-        """Use this many host threads (None: what suits the machine). Returns the number and why."""
+        """Use this many host threads (None: what suits the machine), or a rank's share of them. Returns the number
+        and why.
+        """
         ...
 
     def default_dtype(self, model: torch.dtype | None) -> tuple[torch.dtype, str]:
@@ -36,7 +47,7 @@ class Device(Protocol):
         ...
 
     def free_memory(self) -> int:
-        """Bytes that this process could take now."""
+        """Bytes that could be taken now, by all `sharers` together."""
         ...
 
     def synchronise(self) -> None:

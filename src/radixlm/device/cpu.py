@@ -34,8 +34,9 @@ class Arrived:
 class CpuDevice:
     kind = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
         _keep_freed_memory()
+        self.sharers = ranks
         self.torch_device = torch.device("cpu")
         self._machine = machine.read()
 
@@ -52,9 +53,11 @@ class CpuDevice:
         )
 
     def set_threads(self, wanted: int | None) -> tuple[int, str]:
-        threads = wanted if wanted is not None else self._machine.cores
+        everybody = wanted if wanted is not None else self._machine.cores
+        threads = max(1, everybody // self.sharers)
         torch.set_num_threads(threads)
-        return threads, "asked for" if wanted is not None else "the cores that this process may use"
+        reason = "asked for" if wanted is not None else "the cores that this process may use"
+        return threads, reason if self.sharers == 1 else f"{everybody} for {self.sharers} ranks: {reason}"
 
     def default_dtype(self, model: torch.dtype | None) -> tuple[torch.dtype, str]:
         if model == torch.float32:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from radixlm.base.errors import StartupError
 from radixlm.base.facts import DeviceFacts
 
 
@@ -38,8 +39,22 @@ class Copying:
 
 class CudaDevice:
     kind = "cuda"
+    sharers = 1
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        """With several ranks the GPU of that number among the visible ones, else torch's current one.
+
+        Raises:
+            StartupError: there are fewer GPUs than ranks.
+        """
+        if ranks > (there := torch.cuda.device_count()):
+            raise StartupError(
+                f"--tensor-parallel-size is {ranks}, and {there} GPU{'s are' if there > 1 else ' is'} visible: "
+                f"use {there} or less",
+                param="tensor_parallel_size",
+            )
+        if ranks > 1:
+            torch.cuda.set_device(rank)  # kernels and streams of this process go there
         self._index = torch.cuda.current_device()
         self.torch_device = torch.device("cuda", self._index)
 

@@ -35,9 +35,16 @@ def choose(wanted: str) -> Choice:
     return DEVICES.select(wanted, lambda entry: _objection(entry, wanted))
 
 
-def open_device(choice: Choice) -> Device:
-    """The chosen device, ready for use (any but the null device, which runs no tensors)."""
-    device: Device = DEVICES.get(choice.name).load()()
+def open_device(choice: Choice, rank: int = 0, ranks: int = 1) -> Device:
+    """The chosen device, ready for use (any but the null device, which runs no tensors).
+
+    Args:
+        rank: of `ranks` processes that compute one model together on this machine.
+
+    Raises:
+        StartupError: there are fewer devices than ranks.
+    """
+    device: Device = DEVICES.get(choice.name).load()(rank, ranks)
     return device
 
 

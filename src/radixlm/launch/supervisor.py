@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable
 
-from radixlm.config.resolve import to_flat
 from radixlm.config.schema import Config
 from radixlm.launch.topology import Topology
 
@@ -36,11 +34,7 @@ class Supervisor:
         self._stopping = False
 
     async def start(self) -> None:
-        file = self._topology.config_file
-        # Children need no secrets of the HTTP server, and this file is theirs to read.
-        flat = {**to_flat(self._config), "api_key": None, "admin_api_key": None}
-        file.write_text(json.dumps(flat))
-        file.chmod(0o600)
+        self._topology.write_config(self._config)
         for role in ROLES:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -4,6 +4,7 @@ server.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixlm.base.errors import StartupError
+from radixlm.config.resolve import to_flat
+from radixlm.config.schema import Config
 
 #: Prefix of the directories, by which those of a dead server can be recognised.
 PREFIX = "radixlm-"
@@ -22,12 +25,16 @@ LONGEST_PATH = 103
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Addresses of one server's inboxes. Whoever reads an inbox binds it; everybody else connects.
+    """Addresses of one engine's inboxes. Whoever reads an inbox binds it; everybody else connects.
 
     inbox        bound by       fed by
     api          api process    detokenizer (texts), engine (ready, replies)
     engine       engine         api process (requests), detokenizer (stops)
     detokenizer  detokenizer    engine (tokens)
+    rank-1 ...   that rank      engine (plans; see `wire.plans`)
+
+    Beside them a rank has a pipe that its parent, the engine, reads (see `launch.ranks`), and the ranks meet through a
+    file for their collectives (see `parallel`).
     """
 
     directory: Path
@@ -61,9 +68,23 @@ class Topology:
     def detokenizer(self) -> str:
         return f"ipc://{self.directory}/detokenizer"
 
+    def rank(self, number: int) -> str:
+        return f"ipc://{self.directory}/rank-{number}"
+
+    @property
+    def meeting(self) -> Path:
+        """Through this file the ranks find each other."""
+        return self.directory / "meeting"
+
     @property
     def config_file(self) -> Path:
         return self.directory / CONFIG_FILE
+
+    def write_config(self, config: Config) -> None:
+        """What children read. They need no secrets of the HTTP server, and this file is theirs to read."""
+        flat = {**to_flat(config), "api_key": None, "admin_api_key": None}
+        self.config_file.write_text(json.dumps(flat))
+        self.config_file.chmod(0o600)
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from radixlm.attention.base import LayerSpec, Step
+from radixlm.parallel.base import Comm
+from radixlm.parallel.shares import Cut
 
 
 class Weights(Protocol):
@@ -17,12 +19,13 @@ class Weights(Protocol):
         """What the files hold. Empty for random weights, which have every tensor that is asked for."""
         ...
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
         """The tensor, in the dtype of the file, on the CPU.
 
         Args:
             shape: what the model expects. Families pass it always: random weights are made from it, and a file that
                 disagrees is refused before it computes nonsense.
+            part: what of it is wanted, None for all. The rest takes no memory once this returns.
 
         Raises:
             StartupError: naming the tensor if it is missing or broken, and both shapes if they differ.
@@ -31,7 +34,11 @@ class Weights(Protocol):
 
 
 class Model(Protocol):
-    """A decoder, loaded, on its device. Attention layers are numbered 0 .. len(layers) - 1."""
+    """A decoder, loaded, on its device. Attention layers are numbered 0 .. len(layers) - 1.
+
+    Where several ranks hold it in parts, `layers` are this rank's shares, all of them call `forward` and `head` with
+    the same inputs, and each gets whole results.
+    """
 
     layers: Sequence[LayerSpec]
     vocab_size: int
@@ -55,4 +62,12 @@ class Family(Protocol):
 
     def context_length(self, config: Mapping[str, Any]) -> int: ...
 
-    def build(self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> Model: ...
+    def build(
+        self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm
+    ) -> Model:
+        """The model, or with several ranks this rank's part of it.
+
+        Raises:
+            StartupError: it cannot be cut into so many parts, or its weights are broken.
+        """
+        ...

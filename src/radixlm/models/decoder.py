@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from radixlm.attention.base import LayerSpec, Step
+from radixlm.base.errors import StartupError
 from radixlm.layers.attention import Attention
-from radixlm.layers.embed import Embedding
 from radixlm.layers.head import Head
 from radixlm.layers.mlp import GatedMlp, MergedMlp
 from radixlm.layers.norm import RmsNorm
@@ -18,6 +18,9 @@ from radixlm.layers.source import Source
 from radixlm.models.base import Weights
 from radixlm.ops import activation
 from radixlm.ops.rope import RopeParameters
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
+from radixlm.parallel.shares import fits, nearest, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +123,32 @@ class SandwichBlock:
 
 
 class Decoder:
-    """Embedding, blocks, norm, head."""
+    """Embedding, blocks, norm, head.
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
-        self.layers = spec.attention
+    Attributes:
+        layers: attention as this rank computes it: its own share of the heads.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+    ) -> None:
+        refuse_uneven(spec, comm.size)
+        self.layers = tuple(_share(layer, comm) for layer in spec.attention)
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
-        source = Source(weights, dtype, device)
+        source = Source(weights, dtype, device, comm)
         # A checkpoint of the bare decoder names its tensors without the prefix.
         prefix = "" if source.has("embed_tokens.weight") else "model."
-        table = source.tensor(f"{prefix}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-        self._embedding = Embedding(table, spec.embed_scale)
+        self._embedding = source.embedding(
+            f"{prefix}embed_tokens.weight", spec.vocab_size, spec.hidden_size, spec.embed_scale
+        )
         self._ropes = [Rope(parameters, spec.context_length, dtype, device) for parameters in spec.ropes]
         self._blocks = [_block(spec, source, f"{prefix}layers.{index}", index) for index in range(len(spec.attention))]
         self._norm = _norm(spec, source, f"{prefix}norm")
         if spec.tied:
-            linear = source.tied(table)
+            linear = source.tied(self._embedding.table, spec.vocab_size)
         else:
-            linear = source.linear(["lm_head"], [spec.vocab_size], spec.hidden_size)
+            linear = source.head("lm_head", spec.vocab_size, spec.hidden_size)
         self._head = Head(linear, spec.logit_cap)
         self._parameters = source.parameters
         self._bytes = source.bytes + sum(rope.bytes for rope in self._ropes)
@@ -161,20 +172,60 @@ class Decoder:
         return self._bytes
 
 
+def refuse_uneven(spec: DecoderSpec, size: int) -> None:
+    """Refuse a number of ranks that cannot hold equal shares of every layer; the message names the nearest that can.
+
+    The vocabulary may have any size (see `Source.embedding`).
+    """
+    if cuts := _obstacles(spec, size):
+        works = " or ".join(map(str, nearest(size, lambda n: not _obstacles(spec, n))))
+        raise StartupError(
+            f"--tensor-parallel-size is {size}, and this model cannot be cut into {size} equal parts: it has "
+            f"{', '.join(cuts)}; use {works}",
+            param="tensor_parallel_size",
+        )
+
+
+def _obstacles(spec: DecoderSpec, size: int) -> list[str]:
+    """What cannot be shared equally by `size` ranks."""
+    found = [] if spec.intermediate_size % size == 0 else [f"an intermediate size of {spec.intermediate_size}"]
+    for layer in spec.attention:
+        if layer.heads % size:
+            found.append(f"{layer.heads} attention heads")
+        if not fits(layer.kv_heads, size):
+            found.append(f"{layer.kv_heads} key-value heads")
+    return list(dict.fromkeys(found))
+
+
+def _share(layer: LayerSpec, comm: Comm) -> LayerSpec:
+    """The heads of one rank."""
+    heads, kv_heads = (share(units, comm.rank, comm.size)[1] for units in (layer.heads, layer.kv_heads))
+    return replace(layer, heads=heads, kv_heads=kv_heads)
+
+
 def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
     """Layer `index`, from the tensors under `name`."""
     layer, hidden = spec.attention[index], spec.hidden_size
+    heads = (layer.heads, layer.kv_heads, layer.kv_heads)
     q_size, kv_size = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     kind, parts = (SandwichBlock, SANDWICH_NORMS) if spec.sandwich else (PreNormBlock, PRE_NORMS)
     norms = [_norm(spec, source, f"{name}.{part}") for part in parts]
     fused = source.fuses_norms and not spec.sandwich
     qkv = [f"{name}.self_attn.{part}_proj" for part in "qkv"]
+    ours = _share(layer, source.comm)
     attention = Attention(
         index,
-        layer,
-        source.linear(qkv, [q_size, kv_size, kv_size], hidden, bias=spec.qkv_bias, norm=norms[0] if fused else None),
-        source.linear([f"{name}.self_attn.o_proj"], [hidden], q_size, bias=spec.out_bias),
-        _head_norm(spec, source, f"{name}.self_attn", layer) if spec.head_norm else None,
+        ours,
+        source.column(
+            qkv,
+            [q_size, kv_size, kv_size],
+            hidden,
+            units=heads,
+            bias=spec.qkv_bias,
+            norm=norms[0] if fused else None,
+        ),
+        source.row(f"{name}.self_attn.o_proj", hidden, q_size, units=layer.heads, bias=spec.out_bias),
+        _head_norm(spec, source, f"{name}.self_attn", ours) if spec.head_norm else None,
     )
     mlp = _mlp(spec, source, f"{name}.mlp", norms[1] if fused else None)
     if fused:
@@ -186,11 +237,12 @@ def _mlp(spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = No
     """The feed-forward part; `norm` goes into its first product, where those are fused."""
     hidden, inner, function = spec.hidden_size, spec.intermediate_size, activation.find(spec.activation)
     gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
+    down = f"{name}.down_proj"
     if source.packs:
-        gate, up = (source.linear([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
-        return GatedMlp(gate, up, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
-    merged = source.linear(gate_up, [inner, inner], hidden, bias=spec.mlp_bias, norm=norm)
-    return MergedMlp(merged, source.linear([f"{name}.down_proj"], [hidden], inner, bias=spec.mlp_bias), function)
+        gate, up = (source.column([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
+        return GatedMlp(gate, up, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
+    merged = source.column(gate_up, [inner, inner], hidden, bias=spec.mlp_bias, norm=norm)
+    return MergedMlp(merged, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
 
 
 def _norm(spec: DecoderSpec, source: Source, name: str) -> RmsNorm:

@@ -17,6 +17,8 @@ from torch import nn
 from radixlm.attention.base import LayerSpec, Step
 from radixlm.base.errors import StartupError
 from radixlm.models.base import Weights
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
 
 #: Under this name transformers finds our attention.
 ATTENTION = "radixlm"
@@ -31,7 +33,15 @@ def context_length(config: Mapping[str, Any]) -> int:
     return length
 
 
-def build(config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> HfModel:
+def build(
+    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+) -> HfModel:
+    if comm.size > 1:
+        raise StartupError(
+            f"--tensor-parallel-size is {comm.size}, and models that run through transformers, like this one, cannot "
+            "be cut into parts: use 1",
+            param="tensor_parallel_size",
+        )
     return HfModel(config, weights, dtype, device)
 
 

@@ -14,6 +14,7 @@ from radixlm.base.errors import StartupError
 from radixlm.checkpoint.checkpoint import Checkpoint
 from radixlm.checkpoint.directory import pickled_weights
 from radixlm.models.base import Weights
+from radixlm.parallel.shares import Cut
 
 #: What multimodal checkpoints put before the names of their language model, and what it is without.
 _TEXT_PREFIXES: Mapping[str, str] = {
@@ -57,19 +58,21 @@ class SafetensorsWeights:
     def names(self) -> frozenset[str]:
         return frozenset(self._readers)
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
         found = self._readers.get(name)
         if found is None:
             raise StartupError(f"the checkpoint holds no tensor {name!r}; its config.json is not of these weights")
         file, stored, reader = found
         try:
-            tensor: torch.Tensor = reader.get_tensor(stored)
+            stored_shape = tuple(reader.get_slice(stored).get_shape())
+            if shape is not None and stored_shape != shape:
+                raise StartupError(
+                    f"tensor {name!r} of {file} has the shape {list(stored_shape)}, and the config asks for "
+                    f"{list(shape)}"
+                )
+            tensor: torch.Tensor = reader.get_tensor(stored) if part is None else _read(reader, stored, part)
         except (SafetensorError, OSError, RuntimeError) as error:
             raise StartupError(f"cannot read tensor {name!r} of {file}: {error}") from None
-        if shape is not None and tuple(tensor.shape) != shape:
-            raise StartupError(
-                f"tensor {name!r} of {file} has the shape {list(tensor.shape)}, and the config asks for {list(shape)}"
-            )
         return tensor
 
 
@@ -93,9 +96,12 @@ class DummyWeights:
         """Empty: nothing is stored, and there is nothing that is not there."""
         return frozenset()
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
+        """A part is that of the whole tensor, which exists for a moment: so the numbers do not depend on the ranks."""
         if shape is None:
             raise ValueError(f"random weights need a shape for {name!r}")
+        if part is not None:
+            return self.get(name, shape).narrow(part.dim, part.start, part.length).clone()
         if len(shape) < 2:
             return torch.full(shape, 1.0 if "norm" in name else 0.0, dtype=self._dtype, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF))
@@ -135,6 +141,13 @@ def open_weights(checkpoint: Checkpoint, load_format: str, seed: int, device: to
             f"{checkpoint.directory} holds no weights (*.safetensors); --load-format dummy makes random ones"
         )
     return SafetensorsWeights(checkpoint.weight_files, checkpoint.weight_index)
+
+
+def _read(reader: Any, stored: str, part: Cut) -> torch.Tensor:
+    """A part of a stored tensor. Only its bytes are copied out of the file."""
+    where = (*[slice(None)] * part.dim, slice(part.start, part.start + part.length))
+    tensor: torch.Tensor = reader.get_slice(stored)[where]
+    return tensor
 
 
 def _open(file: Path) -> Any:

@@ -13,6 +13,8 @@ from radixlm.models import llama
 from radixlm.models.base import Weights
 from radixlm.models.config import Fields
 from radixlm.models.decoder import Decoder, DecoderSpec
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
 
 POSITIONS = 131_072
 WINDOW = 4096
@@ -22,8 +24,10 @@ def context_length(config: Mapping[str, Any]) -> int:
     return reading.context_length(Fields(config), POSITIONS)
 
 
-def build(config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> Decoder:
-    return Decoder(spec(config), weights, dtype, device)
+def build(
+    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+) -> Decoder:
+    return Decoder(spec(config), weights, dtype, device, comm)
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -12,6 +12,13 @@ from radixlm.base.plan import Ints, Outcome, Plan
 Masks = Mapping[int, Ints]
 
 
+class EngineLost(BaseException):
+    """No step can be computed any more: ranks are out of step, or one is gone. The message is the reason.
+
+    Not an `Exception`: the engine's loop outlives steps that fail, and must not outlive this.
+    """
+
+
 class Pending(Protocol):
     """A step in flight."""
 

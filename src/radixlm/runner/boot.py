@@ -6,6 +6,7 @@ It imports no torch itself, so that the null device needs none.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixlm.base.errors import StartupError
@@ -18,6 +19,8 @@ from radixlm.config.schema import Config
 from radixlm.device import null as null_device
 from radixlm.device.select import choose, open_device
 from radixlm.memory.budget import MAX_RUNNING
+from radixlm.parallel.base import Place
+from radixlm.parallel.local import ALONE
 from radixlm.runner.base import Executor
 from radixlm.runner.identity import identify, limit_context
 from radixlm.runner.journal import Journal, Report
@@ -29,42 +32,60 @@ from radixlm.runner.vocabulary import Vocabulary, read_vocabulary
 NULL_CONTEXT, NULL_POOL, NULL_END, NULL_VERIFY = 8192, 1 << 20, 1 / 256, 64
 
 
+BY_ITSELF = Place()
+
+
 @dataclass(frozen=True, slots=True)
 class Booted:
     """A runner that is ready.
 
     Attributes:
         config: the configuration with everything filled that follows from the device.
+        abort: ends what a step waits for when another rank is gone; for another thread to call.
     """
 
     runner: Executor
     facts: EngineFacts
     config: Config
+    abort: Callable[[], None] = ALONE.abort
 
 
-def boot(config: Config, report: Report) -> Booted:
+def boot(config: Config, report: Report, place: Place = BY_ITSELF, meet: Callable[[], None] | None = None) -> Booted:
     """Start the runner that a configuration asks for.
 
     Args:
         report: hears (stage, fraction of it that is done).
+        place: as which of several ranks, all of which boot at the same time with the same configuration (see
+            `launch.ranks`).
+        meet: called when this rank is ready to meet the others; returns when all of them are.
 
     Raises:
         StartupError: it cannot start; the message says why and what to do.
     """
+    if config.device.tensor_parallel_size != place.size:
+        raise StartupError(
+            f"--tensor-parallel-size is {config.device.tensor_parallel_size}, and {place.size} rank is started here",
+            param="tensor_parallel_size",
+        )
     journal = Journal(report)
     if config.device.device == "null":
         return _boot_null(config, journal)
     with journal.stage("torch"):
         env.calm_threads()
+        from radixlm.parallel.select import connect
         from radixlm.runner.build import build
     with journal.stage("device"):
         choice = choose(config.device.device)
-        device = open_device(choice)
+        device = open_device(choice, place.rank, place.size)
     journal.decide("device", choice.name, choice.reason)
     checkpoint, vocabulary = _find(config, journal)
-    runner, page_size, page_reason = build(config, checkpoint, vocabulary, device, journal)
+    if meet is not None:
+        with journal.stage("ranks"):
+            meet()
+    comm = connect(place, device.torch_device)
+    runner, page_size, page_reason = build(config, checkpoint, vocabulary, device, comm, journal)
     config = _settle(config, choice.name, page_size, page_reason, journal)
-    return Booted(runner, runner.facts, config)
+    return Booted(runner, runner.facts, config, comm.abort)
 
 
 def _find(config: Config, journal: Journal) -> tuple[Checkpoint, Vocabulary]:

@@ -18,6 +18,8 @@ from radixlm.memory.pool import KVPool
 from radixlm.models import table
 from radixlm.models.base import Model, Weights
 from radixlm.models.load import open_weights
+from radixlm.parallel.base import Comm
+from radixlm.parallel.shares import Cut
 from radixlm.runner.identity import identify, limit_context
 from radixlm.runner.journal import Journal, Report
 from radixlm.runner.runner import Runner
@@ -46,8 +48,8 @@ class CountedWeights:
     def names(self) -> frozenset[str]:
         return self._weights.names()
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-        tensor = self._weights.get(name, shape)
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
+        tensor = self._weights.get(name, shape, part)
         if name in self._unread:
             self._unread.remove(name)
             self._report("weights", 1.0 - len(self._unread) / self._count)
@@ -55,9 +57,10 @@ class CountedWeights:
 
 
 def build(
-    config: Config, checkpoint: Checkpoint, vocabulary: Vocabulary, device: Device, journal: Journal
+    config: Config, checkpoint: Checkpoint, vocabulary: Vocabulary, device: Device, comm: Comm, journal: Journal
 ) -> tuple[Runner, int, str]:
-    """A runner, warmed up, and the page size with the reason for it.
+    """A runner, warmed up, and the page size with the reason for it. With several ranks, all of them build theirs at
+    the same time; what the plans depend on comes out equal.
 
     Raises:
         StartupError: the model is not known, its weights are broken, or memory does not suffice.
@@ -71,7 +74,7 @@ def build(
         seed = config.model.random_seed or 0
         opened = open_weights(checkpoint, config.model.load_format, seed, device.torch_device)
         weights = CountedWeights(opened, journal.report)
-        model = family.build(checkpoint.config, weights, dtype, device.torch_device)
+        model = family.build(checkpoint.config, weights, dtype, device.torch_device, comm)
     with journal.stage("memory"):
         extend, decode, page_size, page_reason = _attention(
             config.device, config.cache.page_size, model, dtype, device, journal
@@ -79,9 +82,11 @@ def build(
         kv_dtype = _kv_dtype(config, dtype, journal)
         shapes = [(spec.kv_heads, spec.head_dim) for spec in model.layers]
         per_token = sum(2 * heads * dim for heads, dim in shapes) * kv_dtype.itemsize
-        size = _size(config, model, device, per_token, page_size, context)
+        size = _size(config, model, device, comm, per_token, page_size, context)
         graphs = device.kind == "cuda" and not config.device.disable_cuda_graph
         pool = KVPool(shapes, size.pages + graphs, page_size, kv_dtype, device.torch_device)
+    if comm.size > 1:
+        journal.decide("tensor_parallel_size", comm.size, f"asked for; sums over {comm.name}; sizes are of each rank")
     journal.decide("kv_pool", f"{size.tokens} tokens", size.reason)
     if config.schedule.max_running_requests is None:
         journal.decide("max_running_requests", size.max_running, "by the pool's size")
@@ -157,12 +162,16 @@ def _attention(
     raise refusal
 
 
-def _size(config: Config, model: Model, device: Device, per_token: int, page_size: int, context: int) -> Budget:
+def _size(
+    config: Config, model: Model, device: Device, comm: Comm, per_token: int, page_size: int, context: int
+) -> Budget:
+    """The pool's size: as much as the rank that has least can hold."""
+    comm.minimum(0)  # all have read their weights: what is free now is free for pools
     return budget(
         Demand(
-            memory_total=device.facts().memory_total,
-            memory_free=device.free_memory(),
-            weight_bytes=model.weight_bytes(),
+            memory_total=comm.minimum(device.facts().memory_total // device.sharers),
+            memory_free=comm.minimum(device.free_memory() // device.sharers),
+            weight_bytes=-comm.minimum(-model.weight_bytes()),
             bytes_per_token=per_token,
             page_size=page_size,
             context_length=context,

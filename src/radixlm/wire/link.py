@@ -125,3 +125,36 @@ class ZmqOutbox(Generic[M_contra]):
 
     def close(self) -> None:
         self._socket.close()
+
+
+class FrameInbox:
+    """Binds a PULL socket for frames of bytes that mean something only to their reader. Nothing is dropped."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+
+    def receive(self) -> bytes:
+        """The next frame. Waits for it."""
+        return self._socket.recv()
+
+    def close(self) -> None:
+        self._socket.close(0)
+
+
+class FrameOutbox:
+    """Connects a PUSH socket to a `FrameInbox`, which may bind later. Sending never blocks."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 1000)
+        self._socket.connect(address)
+
+    def send(self, frame: bytes) -> None:
+        self._socket.send(frame)
+
+    def close(self) -> None:
+        self._socket.close()

@@ -127,9 +127,9 @@ def server(model: Path) -> Iterator[Server]:
     made.kill()
 
 
-def rank_of(server: Server) -> psutil.Process:
-    (rank,) = (process for process in server.processes() if "rank" in process.cmdline())
-    return rank
+def process_of(server: Server, role: str) -> psutil.Process:
+    (found,) = (process for process in server.processes() if role in " ".join(process.cmdline()))
+    return found
 
 
 def stream(server: Server, results: list[Any], tokens: int = 1900, prompt: str = "Say it:") -> threading.Thread:
@@ -192,7 +192,7 @@ def test_a_rank_that_dies_ends_the_server_with_the_reason(server: Server, busy: 
     if busy:
         until(lambda: server.figures()["running"] == 1)
     family = server.processes()
-    rank_of(server).kill()
+    process_of(server, "rank 1").kill()
     until(lambda: server.health() == 503, 3.0, "the news")
     for thread in threads:
         thread.join(3.0)
@@ -207,7 +207,7 @@ def test_a_rank_whose_step_fails_ends_the_server(server: Server) -> None:
     """It gets no more memory: the others, who wait for it in the middle of the step, must not wait for long."""
     server.text(prompt="Hello", max_tokens=4)
     family = server.processes()
-    rank = rank_of(server)
+    rank = process_of(server, "rank 1")
     size = rank.memory_info().vms
     rank.rlimit(psutil.RLIMIT_AS, (size, size))
     results: list[Any] = []
@@ -222,8 +222,8 @@ def test_a_rank_whose_step_fails_ends_the_server(server: Server) -> None:
 
 def test_ranks_die_with_their_engine(server: Server) -> None:
     family = server.processes()
-    (engine,) = (process for process in family if "engine" in process.cmdline())
-    rank = rank_of(server)
+    engine = process_of(server, "engine")
+    rank = process_of(server, "rank 1")
     engine.kill()
     _, alive = psutil.wait_procs([rank], timeout=3.0)
     assert not alive

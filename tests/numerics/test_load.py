@@ -19,6 +19,7 @@ from radixlm.checkpoint.checkpoint import Checkpoint
 from radixlm.checkpoint.dequantize import to_bfloat16
 from radixlm.checkpoint.locate import locate
 from radixlm.models.load import DummyWeights, SafetensorsWeights, open_weights
+from radixlm.parallel.shares import Cut
 from support.gguf_file import NUMBERS, scored_tokenizer, small_weights, write_model
 from support.models import packaged
 
@@ -108,6 +109,21 @@ def test_missing_tensors_and_other_shapes_are_named(tmp_path: Path) -> None:
         weights.get("lm_head.weight")
     with pytest.raises(StartupError, match=r"'a' .* has the shape \[2, 3\], and the config asks for \[3, 2\]"):
         weights.get("a", (3, 2))
+
+
+@pytest.mark.parametrize("part", [Cut(0, 1, 2), Cut(1, 4, 3), Cut(0, 0, 5), Cut(0, 5, 0)], ids=str)
+def test_parts_of_tensors(part: Cut, tmp_path: Path) -> None:
+    """From a file and from a generator: that part of the whole, and no more memory than it takes."""
+    whole = torch.arange(35, dtype=torch.float32).reshape(5, 7)
+    stored = open_weights(found(directory(tmp_path / "m", {"model.safetensors": {"a": whole}})), "auto", 0)
+    for weights in (stored, DummyWeights(torch.float32, 1)):
+        got = weights.get("a", (5, 7), part)
+        assert torch.equal(got, weights.get("a", (5, 7)).narrow(part.dim, part.start, part.length))
+        assert got.is_contiguous()
+        mapped = weights is stored and part.dim == 0  # a view of the file
+        assert mapped or got.untyped_storage().nbytes() == got.nbytes, "the rest is held too"
+    with pytest.raises(StartupError, match=r"has the shape \[5, 7\]"):
+        stored.get("a", (7, 5), part)
 
 
 def test_a_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,19 @@ def test_this_machine() -> None:
     assert 0 < facts.memory_free <= facts.memory_total
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_the_cores_and_their_memory(ranks: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        device = CpuDevice(0, ranks)
+        threads, reason = device.set_threads(7)
+        assert threads == torch.get_num_threads() == 7 // ranks and device.sharers == ranks
+        assert reason == ("asked for" if ranks == 1 else f"7 for {ranks} ranks: asked for")
+        assert device.set_threads(1)[0] == 1, "no rank is without a thread"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_cpu_is_always_there() -> None:
     assert choose("cpu").reason == "asked for"
     choice = choose("auto")

@@ -144,10 +144,10 @@ def open_weights(checkpoint: Checkpoint, load_format: str, seed: int, device: to
 
 
 def _read(reader: Any, stored: str, part: Cut) -> torch.Tensor:
-    """A part of a stored tensor. Only its bytes are copied out of the file."""
+    """A part of a stored tensor. Rows stay where the file is mapped, as whole tensors do; columns are copied out."""
     where = (*[slice(None)] * part.dim, slice(part.start, part.start + part.length))
     tensor: torch.Tensor = reader.get_slice(stored)[where]
-    return tensor
+    return tensor.contiguous()
 
 
 def _open(file: Path) -> Any:

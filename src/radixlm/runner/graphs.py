@@ -127,7 +127,8 @@ class DecodeGraphs:
                 self._step(size, shared)  # compiles kernels and sets up libraries, which a capture may not
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            # Ranks add up their parts within the step, and NCCL's own thread may look at its events meanwhile.
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 logits, best = self._step(size, shared)
         self._memory = self._memory or graph.pool()
         captured = self._captured[size, sharing] = _Captured(graph, logits, best, numbers)

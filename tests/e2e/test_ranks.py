@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 import time
@@ -9,11 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from radixlm import Engine
 from radixlm.base.errors import StartupError, Unavailable
+from radixlm.base.plan import Plan
+from radixlm.base.sampling import SamplingParams
+from radixlm.config.resolve import override
+from radixlm.config.schema import Config
+from radixlm.launch.ranks import started
+from support.crowd import Crowd, Job
 from support.live import Refused, Server, until
 from support.tiny import config, random_model, write
 
@@ -96,6 +104,71 @@ def test_a_model_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="null device"):
         Engine(model=model, device="null", tp=2)
     assert not psutil.Process().children()
+
+
+class Masked:
+    """A runner whose spans may only be continued by ids that leave a remainder, which depends on the span."""
+
+    def __init__(self, runner: Any, vocab: int) -> None:
+        self._runner = runner
+        ids = np.arange(-(-vocab // 32) * 32)
+        self._words = [np.packbits(ids % 3 == rest, bitorder="little").view(np.int32) for rest in range(3)]
+        self._plan: Plan | None = None
+
+    def forward(self, plan: Plan) -> Any:
+        self._plan = plan
+        return self._runner.forward(plan)
+
+    def sample(self, pending: Any) -> None:
+        assert self._plan is not None
+        starts = self._plan.starts
+        masks = {int(span): self._words[starts[span] % 3] for span in np.flatnonzero(self._plan.samples) if span % 2}
+        self._runner.sample(pending, masks)
+
+
+def test_wild_plans_two_in_flight_under_masks(tmp_path: Path) -> None:
+    """Random valid plans, pauses and shared pages among them; some spans of each step under a mask."""
+    model = str(write(tmp_path / "model", config(vocab_size=1000), None))
+    outputs: list[list[list[int]]] = []
+    for size in (1, 2):
+        options = {**OPTIONS, "model": model, "tensor_parallel_size": size, "page_size": 4}
+        with started(override(Config(), options), lambda stage, fraction: None, lambda reason: None) as booted:
+            rng, pool = random.Random(5), booted.facts.pool
+            jobs = [
+                Job(
+                    uid,
+                    STEM[: rng.choice([0, 30])] + [rng.randrange(1000) for _ in range(rng.randrange(1, 30))],
+                    SamplingParams(temperature=uid % 2, seed=uid, top_p=0.9, max_new_tokens=10),
+                )
+                for uid in range(16)
+            ]
+            crowd = Crowd(
+                Masked(booted.runner, 1000), rows=pool.max_running, pages=pool.pages, page_size=pool.page_size,
+                chunk=9, depth=2, seed=1,
+            )  # fmt: skip
+            outputs.append([job.output for job in crowd.run(jobs)])
+    assert outputs[0] == outputs[1] and all(len(output) == 10 for output in outputs[0])
+
+
+def test_a_rank_that_dies_while_it_starts_is_a_failed_start(model: Path) -> None:
+    def kill_the_first() -> None:
+        until(lambda: bool(psutil.Process().children()), 20.0, "a rank")
+        psutil.Process().children()[0].kill()
+
+    killer = threading.Thread(target=kill_the_first)
+    killer.start()
+    with pytest.raises(StartupError, match="rank 1 was ended by signal 9"):
+        Engine(model=str(model), threads=1, tp=2)
+    killer.join()
+    assert not psutil.Process().children()
+    server = Server(model, "--tp", "2", wait=False)
+    until(lambda: any("rank" in " ".join(process.cmdline()) for process in server.processes()), 20.0, "a rank")
+    family = server.processes()
+    process_of(server, "rank").kill()
+    assert server.process.wait(20) == 2
+    assert "rank 1 was ended by signal 9" in server.log() and "Traceback" not in server.log()
+    server.check_gone(family, 1.0)
+    server.close()
 
 
 def test_a_dead_rank_ends_an_engine_and_nothing_else(tmp_path: Path) -> None:
@@ -220,6 +293,16 @@ def test_a_rank_whose_step_fails_ends_the_server(server: Server) -> None:
     assert not done and "rank 1" in error["message"], error
     assert server.process.wait(15) == 1, server.log()
     server.check_gone(family, 1.0)
+
+
+def test_a_signal_while_ranks_start_leaves_nothing(model: Path) -> None:
+    server = Server(model, "--tp", "2", wait=False)
+    until(lambda: any("rank" in " ".join(process.cmdline()) for process in server.processes()), 20.0, "a rank")
+    family = server.processes()
+    server.signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    server.check_gone(family, 2.0)
+    server.close()
 
 
 def test_ranks_die_with_their_engine(server: Server) -> None:

@@ -28,7 +28,7 @@ WITHIN = {
     ("config", "base"), ("observe", "base"), ("observe", "config"),
     ("memory", "ops"),
     ("layers", "attention"), ("models", "layers"), ("models", "attention"),
-    ("llm", "launch"), ("bench", "llm"), ("cli", "launch"), ("cli", "llm"), ("cli", "bench"),
+    ("llm", "launch"), ("bench", "llm"), ("bench", "launch"), ("cli", "launch"), ("cli", "llm"), ("cli", "bench"),
     ("__main__", "cli"), ("__init__", "llm"),
 }  # fmt: skip
 

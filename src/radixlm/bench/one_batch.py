@@ -83,18 +83,18 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if said.repeats < 1:
         raise StartupError(f"--repeats is {said.repeats}; it must be at least 1")
-    from radixlm.runner.boot import boot
+    from radixlm.launch.ranks import started
 
-    booted = boot(resolved.config, lambda stage, fraction: None)
-    facts = booted.facts
-    shapes = [Shape(*sizes) for sizes in itertools.product(said.batch_size, said.input_len, said.output_len)]
-    for shape in shapes:
-        shape.check(facts)
-    budget = booted.config.schedule.max_prefill_tokens
-    assert budget is not None, "filled at boot"
-    seed = resolved.config.model.random_seed or 0
-    ceilings = _ceilings(facts) if said.floors else None
-    results = [measure(booted.runner, shape, budget, said.repeats, seed, ceilings) for shape in shapes]
+    with started(resolved.config, lambda stage, fraction: None, lambda reason: None) as booted:
+        facts = booted.facts
+        shapes = [Shape(*sizes) for sizes in itertools.product(said.batch_size, said.input_len, said.output_len)]
+        for shape in shapes:
+            shape.check(facts)
+        budget = booted.config.schedule.max_prefill_tokens
+        assert budget is not None, "filled at boot"
+        seed = resolved.config.model.random_seed or 0
+        ceilings = _ceilings(facts) if said.floors else None
+        results = [measure(booted.runner, shape, budget, said.repeats, seed, ceilings) for shape in shapes]
     title = f"{facts.model.name}, {facts.model.dtype}, {facts.device.name}, {facts.device.threads} threads"
     _show(title, results, ceilings)
     if path:

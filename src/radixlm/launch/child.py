@@ -111,6 +111,7 @@ def run_rank(config: Config, topology: Topology, number: int, news: int) -> NoRe
         news: file descriptor of a pipe to the engine.
     """
     role = f"rank {number}"
+    os.set_inheritable(news, False)  # a compiler that this starts must not keep it open
 
     def tell(stage: str, error: str = "") -> None:
         os.write(news, msgspec.json.encode(Boot(role, stage, error=error)) + b"\n")

@@ -178,7 +178,7 @@ class RankProcesses:
                 process.kill()
                 process.wait()
         for watcher in self._watchers:
-            watcher.join()
+            watcher.join(1.0)
         self._context.destroy(linger=0)
 
     def _watch(self, number: int, process: subprocess.Popen[bytes], news: IO[bytes]) -> None:
@@ -186,7 +186,10 @@ class RankProcesses:
         said = ""
         with news:
             for line in news:
-                message = msgspec.json.decode(line, type=Boot)
+                try:
+                    message = msgspec.json.decode(line, type=Boot)
+                except msgspec.MsgspecError:
+                    continue  # it was killed in the middle of a word
                 said = message.error or said
                 if message.stage == HERE:
                     with self._changed:

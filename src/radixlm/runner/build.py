@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 import torch
 
@@ -82,6 +84,7 @@ def build(
         kv_dtype = _kv_dtype(config, dtype, journal)
         shapes = [(spec.kv_heads, spec.head_dim) for spec in model.layers]
         per_token = sum(2 * heads * dim for heads, dim in shapes) * kv_dtype.itemsize
+        _agree(comm, dtype=_short(dtype), kv_cache_dtype=_short(kv_dtype), page_size=page_size)
         size = _size(config, model, device, comm, per_token, page_size, context)
         graphs = device.kind == "cuda" and not config.device.disable_cuda_graph
         pool = KVPool(shapes, size.pages + graphs, page_size, kv_dtype, device.torch_device)
@@ -160,6 +163,17 @@ def _attention(
         reason = "prefixes can be shared up to any token" if finest else f"the smallest that {second.name} takes"
         return extend, decode, size, reason
     raise refusal
+
+
+def _agree(comm: Comm, **choices: object) -> None:
+    """Refuse ranks whose devices are so different that they chose differently; what they share has one form."""
+    number = zlib.crc32(repr(choices).encode())
+    if comm.minimum(number) != -comm.minimum(-number):
+        ours = ", ".join(f"{name} {choice}" for name, choice in choices.items())
+        raise StartupError(
+            f"the devices of the ranks differ, and so do their defaults ({ours} on rank {comm.rank}): "
+            "name one value for all with --dtype, --kv-cache-dtype and --page-size"
+        )
 
 
 def _size(

@@ -60,6 +60,12 @@ class Parser:
                 self._work = None
 
 
+def markers(parsing: Parsing) -> tuple[str, ...]:
+    """Control words that the parser must see, even where special tokens are hidden."""
+    tools = TOOLS[parsing.tools].words if parsing.tools else ()
+    return (*tools, *(REASONING[parsing.reasoning].words if parsing.reasoning else ()))
+
+
 def parse(text: str, parsing: Parsing) -> list[Piece]:
     """The pieces of a whole text."""
     parser = Parser(parsing)

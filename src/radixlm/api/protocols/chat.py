@@ -6,13 +6,19 @@ A dialect is an adapter around it: it reads its body into a `ChatWish`, calls `p
 
 from __future__ import annotations
 
+import secrets
+import string
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from radixlm.api import errors
 from radixlm.api.errors import NotSupported
 from radixlm.api.hub import Stage
+from radixlm.api.protocols.chat_formats import carried
 from radixlm.api.protocols.chat_prompt import ChatPrompt, Reasoning, render
 from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.protocols.requests import Standing, requests_for
@@ -22,6 +28,7 @@ from radixlm.api.service import Service
 from radixlm.base.errors import RadixError
 from radixlm.base.pieces import Piece
 from radixlm.base.request import Grammar, LogprobParams, Request
+from radixlm.text.parsers.formats import TOOLS
 from radixlm.wire.messages import TextDelta
 
 __all__ = ["Answers", "Call", "Chat", "ChatPrompt", "ChatWish", "News", "Reasoning", "Turn", "prepare"]
@@ -70,16 +77,54 @@ async def prepare(asked: ChatWish, service: Service) -> Chat:
     Raises:
         BadRequest: the messages, the tools or the choice of a tool are wrong; the template refuses them; too long.
     """
-    if asked.prompt.choice.mode == "required":
-        raise NotSupported("a tool_choice that forces a call is not supported; use auto or none", param="tool_choice")
     rendered = await render(asked.prompt, service)
-    prompt = Prompt(rendered.tokens)
-    requests = requests_for(
-        prompt, asked.wish, asked.logprobs, asked.standing, rid=asked.rid, param=asked.param, service=service
+    formats = service.served.formats
+    carries = carried(asked.prompt, rendered, asked.grammar, formats, service.tokenizer)
+    if carries.grammar is not None or carries.thinking is not None:
+        raise NotSupported("forcing a call, strict tools and a budget for reasoning are not supported yet")
+    prompt = Prompt(carries.tokens)
+    requests = [
+        msgspec.structs.replace(
+            request,
+            text=msgspec.structs.replace(request.text, parsing=carries.parsing),
+            grammar=carries.grammar,
+            thinking=carries.thinking,
+        )
+        for request in requests_for(
+            prompt, asked.wish, asked.logprobs, asked.standing, rid=asked.rid, param=asked.param, service=service
+        )
+    ]
+    ids = CallIds(TOOLS[formats.tools].ids if formats.tools else "plain", asked.prompt.messages)
+    answers = Answers(
+        len(prompt.tokens), asked.wish.choices, asked.prompt.reasoning, carries.parsing is not None, ids, service
     )
-    parsed = any(request.text.parsing is not None for request in requests)
-    answers = Answers(len(prompt.tokens), asked.wish.choices, asked.prompt.reasoning, parsed, service)
     return Chat(tuple(requests), prompt, answers)
+
+
+class CallIds:
+    """Makes the ids of calls, in the form that the model's template insists on.
+
+    Args:
+        style: plain (`call_` and random), short (nine letters and digits, Mistral's), numbered (`functions.f:3`,
+            Kimi's: the function and how many calls came before in the whole chat).
+    """
+
+    def __init__(self, style: str, messages: Sequence[Any]) -> None:
+        self._style = style
+        self._before = 0
+        if style == "numbered":
+            self._before = sum(len(m.get("tool_calls") or ()) for m in messages if isinstance(m, Mapping))
+
+    def make(self, name: str, call: int) -> str:
+        """The id of call number `call` of an answer, of the function `name`."""
+        if self._style == "numbered":
+            return f"functions.{name}:{self._before + call}"
+        if self._style == "short":
+            return "".join(secrets.choice(_LETTERS) for _ in range(9))
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+
+_LETTERS = string.ascii_letters + string.digits
 
 
 # ---- answers
@@ -138,10 +183,13 @@ class Answers:
         parsed: the texts are taken apart by parsers, so their pieces are the answer.
     """
 
-    def __init__(self, prompt_tokens: int, choices: int, reasoning: Reasoning, parsed: bool, service: Service) -> None:
+    def __init__(
+        self, prompt_tokens: int, choices: int, reasoning: Reasoning, parsed: bool, ids: CallIds, service: Service
+    ) -> None:
         self._service = service
         self._reasoning = reasoning
         self._parsed = parsed
+        self._ids = ids
         self._tally = Tally([prompt_tokens], choices)
         self._choices = [_Choice() for _ in range(choices)]
 
@@ -162,7 +210,7 @@ class Answers:
         pieces = self._pieces(choice, delta)
         for piece in pieces:
             if piece.kind == "call":
-                choice.calls[piece.call] = f"call_{uuid.uuid4().hex[:24]}"
+                choice.calls[piece.call] = self._ids.make(piece.text, piece.call)
         if delta.finish is None:
             return News(pieces)
         finish = delta.finish.kind

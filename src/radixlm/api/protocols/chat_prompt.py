@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -40,12 +41,12 @@ class ToolChoice:
     Attributes:
         mode: auto | none (the model does not see them) | required (at least one of `names` is called).
         names: the functions that may be called; () for all of the tools.
-        parallel: several calls in one answer are allowed.
+        parallel: several calls in one answer are allowed. None, the client did not say: where they are not forced.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: tuple[str, ...] = ()
-    parallel: bool = True
+    parallel: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +72,10 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A chat as the model sees it. `tail` is how its text ends."""
+    """A chat as the model sees it."""
 
     tokens: tuple[int, ...]
-    tail: str
-
-
-#: Characters of `RenderedChat.tail`: enough for the markers that open an assistant's turn.
-TAIL_CHARACTERS = 256
+    text: str
 
 
 class ChatPromptFields(msgspec.Struct, kw_only=True, frozen=True):
@@ -118,7 +115,7 @@ def read_prompt(body: Json) -> ChatPrompt:
     return ChatPrompt(
         messages=fields.messages,
         tools=fields.tools or (),
-        choice=read_tool_choice(fields.tool_choice, fields.parallel_tool_calls is not False),
+        choice=read_tool_choice(fields.tool_choice, fields.parallel_tool_calls),
         documents=fields.documents,
         variables=fields.chat_template_kwargs or {},
         reasoning=Reasoning(
@@ -133,7 +130,7 @@ def read_prompt(body: Json) -> ChatPrompt:
     )
 
 
-def read_tool_choice(value: Any, parallel: bool = True) -> ToolChoice:
+def read_tool_choice(value: Any, parallel: bool | None = None) -> ToolChoice:
     """OpenAI's `tool_choice`: a mode, a function by name, or a list of allowed functions with a mode."""
     if value is None or value == "auto":
         return ToolChoice(parallel=parallel)
@@ -196,7 +193,7 @@ async def render(prompt: ChatPrompt, service: Service, *, limited: bool = True) 
             extra=variables,
         )
         ids = service.tokenizer.encode_pieces(rendered.pieces, context_length if limited else None)
-        return RenderedChat(tuple(ids), rendered.text[-TAIL_CHARACTERS:])
+        return RenderedChat(tuple(ids), rendered.text)
 
     size = weight([prompt.messages, prompt.tools, prompt.documents, variables], INLINE_CHARACTERS)
     try:
@@ -221,6 +218,10 @@ def _variables(prompt: ChatPrompt) -> dict[str, Any]:
     return variables
 
 
+#: What a function may be called: it must be told from the marks around it in every format.
+_FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
 def check_tools(prompt: ChatPrompt) -> None:
     """Raises `BadRequest` for tools that are not in OpenAI's form, which templates rely on, or that a choice lacks."""
     names: set[str] = set()
@@ -230,6 +231,12 @@ def check_tools(prompt: ChatPrompt) -> None:
             raise BadRequest(
                 f"tools[{index}] must have the form {{type: function, function: {{name, parameters}}}}", param="tools"
             )
+        if not _FUNCTION_NAME.fullmatch(name):
+            raise BadRequest(
+                f"tools[{index}]: the name {name[:80]!r} may have letters, digits, _, - and . only", param="tools"
+            )
+        if not isinstance(tool["function"].get("parameters"), dict | None):
+            raise BadRequest(f"tools[{index}]: parameters must be a JSON schema, an object", param="tools")
         names.add(name)
     if prompt.choice.mode == "required" and not names:
         raise BadRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")

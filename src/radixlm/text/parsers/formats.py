@@ -41,6 +41,7 @@ class Channels:
         ends: one of them ends the message.
         header: a whole header, with the groups `channel`, and `first` or `second`: the function that is called.
         kinds: what the messages of a channel are, where not text.
+        answer: how reasoning ends and an answer begins.
         longest: characters of a header.
     """
 
@@ -50,6 +51,7 @@ class Channels:
     ends: tuple[str, ...]
     header: re.Pattern[str]
     kinds: Mapping[str, str]
+    answer: str = ""
     longest: int = 512
 
 
@@ -61,11 +63,13 @@ class ToolFormat:
         words: control words that its markers are made of: they are shown to the parser even where special tokens are
             hidden.
         ids: the form of the ids of calls, which some templates insist on (see `api.protocols.chat`).
+        quotes: values tell a text from a number; if not, the functions' schemas must (`Parsing.texts`).
     """
 
     shape: tuple[Section, ...] | Channels
     words: tuple[str, ...]
     ids: Literal["plain", "short", "numbered"] = "plain"
+    quotes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ _HARMONY = Channels(
         r"(?: to=functions\.(?P<second>[\w.-]+))?(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>"
     ),
     kinds={"analysis": "reasoning"},
+    answer="<|end|><|start|>assistant<|channel|>final<|message|>",
 )
 
 _OBJECT = CallObject()
@@ -187,6 +192,7 @@ TOOLS: Mapping[str, ToolFormat] = {
             ),
         ),
         words=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        quotes=False,
     ),
     # <tool_call><function=f><parameter=a>1</parameter></function></tool_call>; the outer tags may be missing.
     "qwen3_coder": ToolFormat(
@@ -207,6 +213,7 @@ TOOLS: Mapping[str, ToolFormat] = {
             ),
         ),
         words=("<tool_call>", "</tool_call>"),
+        quotes=False,
     ),
     # The name stands as functions.f:0, with the number of the call.
     "kimi_k2": ToolFormat(

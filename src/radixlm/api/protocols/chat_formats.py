@@ -46,7 +46,7 @@ def carried(
         NotSupported: a call is to be forced, and the operator has turned tool calls off.
         BadRequest: the schema of a tool's parameters is none.
     """
-    functions = _functions(prompt)
+    functions = functions_of(prompt)
     if functions:
         grammar = _grammar_of_calls(prompt, functions, grammar, formats, tokenizer)
     budget = prompt.reasoning.budget
@@ -76,20 +76,12 @@ def _parsing(
     reasoning = formats.reasoning if prompt.reasoning.separate or isinstance(shape, Channels) else ""
     if not tools and not reasoning:
         return None
-    texts: tuple[tuple[str, str], ...] = ()
-    if tools and not TOOLS[tools].quotes:
-        texts = tuple(
-            (function.name, key)
-            for function in functions
-            for key, schema in _properties(function).items()
-            if is_text(schema)
-        )
     return Parsing(
         tools=tools,
         reasoning=reasoning,
         thinking=inside and isinstance(shape, Tags) and bool(reasoning),
         names=tuple(dict.fromkeys(function.name for function in functions)) if tools else (),
-        texts=texts,
+        texts=texts_of(functions) if tools and not TOOLS[tools].quotes else (),
     )
 
 
@@ -125,7 +117,7 @@ def _grammar_of_calls(
 _ANY = {"type": "object", "additionalProperties": True}
 
 
-def _functions(prompt: ChatPrompt) -> list[Function]:
+def functions_of(prompt: ChatPrompt) -> list[Function]:
     """The functions that may be called."""
     choice = prompt.choice
     if choice.mode == "none":
@@ -137,6 +129,16 @@ def _functions(prompt: ChatPrompt) -> list[Function]:
             parameters = function.get("parameters")
             found.append(Function(function["name"], parameters, strict=bool(function.get("strict"))))
     return found
+
+
+def texts_of(functions: Sequence[Function]) -> tuple[tuple[str, str], ...]:
+    """(function, parameter) pairs whose value is a text by their schema."""
+    return tuple(
+        (function.name, key)
+        for function in functions
+        for key, schema in _properties(function).items()
+        if is_text(schema)
+    )
 
 
 def _properties(function: Function) -> dict[str, Any]:

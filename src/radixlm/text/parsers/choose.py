@@ -65,7 +65,7 @@ def choose(template: str, tools: str | None = None, reasoning: str | None = None
     """
     reasons: dict[str, str] = {}
     if tools is not None:
-        chosen = _named(tools, TOOLS, TOOL_SYNONYMS, "--tool-call-parser")
+        chosen = tools_named(tools, "--tool-call-parser")
         reasons["tool_call_parser"] = "named by the operator"
     else:
         chosen, reasons["tool_call_parser"] = _by_signs(template, _TOOL_SIGNS)
@@ -73,7 +73,7 @@ def choose(template: str, tools: str | None = None, reasoning: str | None = None
             chosen, reasons["tool_call_parser"] = _USUAL, "the chat template shows no format of calls; the usual one"
     by_template, why = _by_signs(template, _REASONING_SIGNS)
     if reasoning is not None:
-        thought = _named(reasoning, REASONING, REASONING_SYNONYMS, "--reasoning-parser")
+        thought = reasoning_named(reasoning, "--reasoning-parser")
         reasons["reasoning_parser"] = "named by the operator"
     else:
         thought, reasons["reasoning_parser"] = by_template, why or "the chat template knows no reasoning"
@@ -86,6 +86,16 @@ def _by_signs(template: str, signs: tuple[tuple[tuple[str, ...], str], ...]) -> 
         if all(word in template for word in words):
             return name, f"the chat template has {words[0]}"
     return "", ""
+
+
+def tools_named(name: str, option: str) -> str:
+    """The format of tool calls that goes by a name, "" for `none`. Raises `StartupError` if there is none."""
+    return _named(name, TOOLS, TOOL_SYNONYMS, option)
+
+
+def reasoning_named(name: str, option: str) -> str:
+    """The format of reasoning that goes by a name, "" for `none`. Raises `StartupError` if there is none."""
+    return _named(name, REASONING, REASONING_SYNONYMS, option)
 
 
 def _named(name: str, known: Mapping[str, object], synonyms: Mapping[str, str], option: str) -> str:

@@ -27,6 +27,7 @@ from radixlm.base.facts import DeviceFacts, EngineFacts, ModelFacts, PoolFacts
 from radixlm.base.request import Request
 from radixlm.config.schema import Config
 from radixlm.observe.metrics import Metrics
+from radixlm.text.parsers.choose import Formats, choose
 from radixlm.text.template import ChatTemplate
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.text.worker import Detokenizer
@@ -418,12 +419,14 @@ class Api:
 
     Attributes:
         changes: branch of the configuration -> fields that differ, e.g. `{"server": {"api_key": "k"}}`.
+        formats: in which the model is said to write calls and reasoning; by the template where None.
     """
 
     changes: dict[str, Json] = field(default_factory=dict)
     ready: bool = True
     template: str | None = TEMPLATE
     sampling: dict[str, float | int] = field(default_factory=dict)
+    formats: Formats | None = None
 
     def __enter__(self) -> Api:
         config = Config()
@@ -436,7 +439,8 @@ class Api:
         self.hub = Hub(self.engine, witnesses=witnesses(config.observe, self.metrics))
         self.engine.receive = self.hub.receive
         template = ChatTemplate(self.template, control_words=CONTROL) if self.template is not None else None
-        self.served = Served(("tiny", "org/tiny"), words, template, self.sampling)
+        formats = self.formats or choose(self.template or "")
+        self.served = Served(("tiny", "org/tiny"), words, template, self.sampling, formats)
         self.app = build_app(self.hub, self.served, config, self.metrics)
         self.runner = asyncio.Runner()
         self.runner.__enter__()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixlm.api.protocols import chat_prompt, native, openai, openai_chat, openai_completions, tokens
+from radixlm.api.protocols import chat_prompt, native, openai, openai_chat, openai_completions, parsing, tokens
 from radixlm.api.protocols.sampling import SamplingFields, TextFields
 from support.server import Answer, Api, tokenizer
 
@@ -23,6 +23,8 @@ FIELDS = {
     "/generate": [*native.FIELDS.names, *native.REFUSED, "text", "input_ids"],
     "/tokenize": [*tokens.TOKENIZE.names, *chat_prompt.FIELDS.names, "prompt"],
     "/detokenize": [*tokens.DETOKENIZE.names],
+    "/parse_function_call": [*parsing.CALLS.names],
+    "/separate_reasoning": [*parsing.REASONING.names],
     "/abort_request": ["rid", "abort_all"],
 }
 BASES: dict[str, dict[str, Any]] = {
@@ -31,6 +33,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "Hi", "sampling_params": {"max_new_tokens": 3}},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1, 2]},
+    "/parse_function_call": {"text": '<tool_call>{"name": "f"}</tool_call>'},
+    "/separate_reasoning": {"text": "<think>a</think>b", "reasoning_parser": "think"},
     "/abort_request": {"rid": "x"},
 }
 

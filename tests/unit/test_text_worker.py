@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import zmq
 
-from radixlm.base.request import TextParams
+from radixlm.base.pieces import Piece, joined
+from radixlm.base.request import Parsing, TextParams
 from radixlm.text.detok import Decoding
 from radixlm.text.worker import Detokenizer, run
 from radixlm.wire.link import Callback, LocalLink, ZmqInbox, ZmqOutbox
@@ -387,3 +388,40 @@ def test_a_step_of_256_sequences_is_quick(text: TextParams) -> None:
         detokenizer.handle([message])
         times.append(time.perf_counter() - begin)
     assert statistics.median(times) < 0.02  # measured: under 1 ms; the rest is room for a busy machine
+
+
+@pytest.mark.parametrize("stream_interval", [0, 1, 3])
+def test_pieces(stream_interval: int) -> None:
+    """Text is taken apart as it comes; a special token that is a marker reaches the parser, another one is hidden."""
+    user = WORDS.backend.token_to_id("<|user|>")
+    ids = [*WORDS.encode("<|channel|>analysis<|message|>hello world"), user, WORDS.eos]
+    thoughts = len(ids)
+    call = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+    ids += [*WORDS.encode(call), WORDS.eos, *WORDS.encode("<|start|>assistant<|channel|>final<|message|>one, two")]
+    parsing = Parsing(tools="gpt-oss", reasoning="gpt-oss", names=("f",))
+    text = TextParams(parsing=parsing, stream=stream_interval > 0, stream_interval=max(1, stream_interval))
+    talk = say(ids, text)
+    assert joined(piece for delta in talk.of(1) for piece in delta.pieces) == [
+        Piece("reasoning", "hello world"),
+        Piece("call", "f"),
+        Piece("arguments", '{"a": 1}'),
+        Piece("text", "one, two"),
+    ]
+    last = talk.of(1)[-1]
+    header = len(WORDS.encode("<|channel|>analysis<|message|>"))
+    assert thoughts - header <= last.reasoning_tokens <= thoughts - header + 1  # the token that ends the header is one
+
+
+def test_stops_are_looked_for_in_the_text_before_it_is_taken_apart() -> None:
+    ids = WORDS.encode('<tool_call>{"name": "f", "arguments": {"a": "one, two, three"}}</tool_call>')
+    talk = say(ids, TextParams(stop=("two",), parsing=Parsing(tools="hermes")))
+    (delta,) = talk.of(1)
+    assert delta.pieces == [Piece("call", "f"), Piece("arguments", '{"a": "one, ')]
+    assert delta.finish == Finish("stop", "two")
+
+
+def test_an_unknown_format_ends_its_request_alone() -> None:
+    talk = Conversation()
+    talk.handle(Begin(1, 5, TextParams(parsing=Parsing(tools="nope"))))
+    (delta,) = talk.of(1)
+    assert delta.fault is not None and delta.fault.status == 400 and talk.stops == [1]

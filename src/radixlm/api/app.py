@@ -24,7 +24,7 @@ from radixlm.api.edge import Edge, Gate
 from radixlm.api.hub import Hub
 from radixlm.api.info import Info, json_response
 from radixlm.api.limits import Json, read_json
-from radixlm.api.protocols import native, openai_chat, openai_completions, tokens
+from radixlm.api.protocols import native, openai_chat, openai_completions, parsing, tokens
 from radixlm.api.protocols.job import Job
 from radixlm.api.service import Served, Service
 from radixlm.api.sse import Events, Whole
@@ -79,6 +79,8 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
         ("/tokenize /v1/tokenize", "POST", _answering(tokens.tokenize, service)),
         ("/detokenize /v1/detokenize", "POST", _answering(tokens.detokenize, service)),
+        ("/parse_function_call", "POST", _answering(parsing.parse_function_call, service)),
+        ("/separate_reasoning", "POST", _answering(parsing.separate_reasoning, service)),
         ("/flush_cache", "POST GET", control.flush_cache),
         ("/abort_request", "POST", control.abort_request),
     ):

@@ -114,6 +114,8 @@ class Info:
                 "eos_token_ids": facts.eos_ids,
                 "bos_token_id": facts.bos_id,
                 "has_chat_template": service.served.template is not None,
+                "tool_call_parser": service.served.formats.tools or None,
+                "reasoning_parser": service.served.formats.reasoning or None,
                 "sampling_defaults": dict(service.served.sampling),
             }
         )
@@ -123,7 +125,7 @@ class Info:
     async def server_info(self, request: Request) -> Response:
         """Configuration without secrets, facts, and the engine's figures where it answers in time."""
         service = self._service
-        facts = service.facts
+        facts, formats = service.facts, service.served.formats
         try:
             figures: Json | None = await service.hub.query("stats", SCRAPE_SECONDS)
         except RadixError:
@@ -137,7 +139,14 @@ class Info:
                 "device": facts.device,
                 "pool": facts.pool,
                 "max_total_num_tokens": facts.pool.tokens,
-                "decisions": {name: {"value": value, "reason": why} for name, (value, why) in facts.decisions.items()},
+                "decisions": {
+                    **{name: {"value": value, "reason": why} for name, (value, why) in facts.decisions.items()},
+                    "tool_call_parser": {"value": formats.tools, "reason": formats.reasons.get("tool_call_parser", "")},
+                    "reasoning_parser": {
+                        "value": formats.reasoning,
+                        "reason": formats.reasons.get("reasoning_parser", ""),
+                    },
+                },
                 "startup_seconds": facts.timings,
                 "config": shown_config(service.config),
                 "engine": figures,

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from radixlm.base.errors import BadRequest, NotFound
 from radixlm.base.facts import EngineFacts
 from radixlm.base.sampling import SamplingParams
 from radixlm.config.schema import Config
+from radixlm.text.parsers.choose import Formats
 from radixlm.text.template import ChatTemplate
 from radixlm.text.tokenizer import Tokenizer
 
@@ -42,12 +43,14 @@ class Served:
         names: what clients may call it; the first is what answers say.
         template: None where the model has no chat template.
         sampling: default sampling parameters under their native names, for what a request leaves out.
+        formats: in which the model writes tool calls and reasoning.
     """
 
     names: tuple[str, ...]
     tokenizer: Tokenizer
     template: ChatTemplate | None
     sampling: Mapping[str, float | int]
+    formats: Formats = field(default_factory=Formats)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from radixlm.base.errors import TimedOut
+from radixlm.base.pieces import Piece, joined
 from radixlm.wire.messages import Fault, Finish, Scores, Stats, TextDelta
 
 
@@ -19,7 +20,10 @@ class Abandoned(Exception):
 class Pending:
     """News of one sequence since its reader last took some, merged: a slow reader costs one entry, not a queue."""
 
-    __slots__ = ("_completion_tokens", "_fault", "_finish", "_ids", "_prompt_scores", "_scores", "_stats", "_texts")
+    __slots__ = (
+        "_completion_tokens", "_fault", "_finish", "_ids", "_pieces", "_prompt_scores", "_reasoning_tokens", "_scores",
+        "_stats", "_texts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._clear()
@@ -27,7 +31,9 @@ class Pending:
     def _clear(self) -> None:
         self._texts: list[str] = []
         self._ids: list[int] = []
+        self._pieces: list[Piece] = []
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
         self._scores: Scores | None = None
         self._prompt_scores: Scores | None = None
         self._finish: Finish | None = None
@@ -38,6 +44,8 @@ class Pending:
         self._texts.append(delta.text)
         self._ids.extend(delta.ids)
         self._completion_tokens = max(self._completion_tokens, delta.completion_tokens)
+        self._reasoning_tokens = max(self._reasoning_tokens, delta.reasoning_tokens)
+        self._pieces.extend(delta.pieces)
         self._scores = _joined(self._scores, delta.scores)
         self._prompt_scores = _joined(self._prompt_scores, delta.prompt_scores)
         self._finish = delta.finish or self._finish
@@ -55,6 +63,8 @@ class Pending:
             finish=self._finish,
             stats=self._stats,
             fault=self._fault,
+            pieces=joined(self._pieces),
+            reasoning_tokens=self._reasoning_tokens,
         )
         self._clear()
         return delta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -21,3 +22,14 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     text: str
     call: int = 0
+
+
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same with texts joined that belong together: of one kind in a row, arguments of one call."""
+    runs: list[tuple[Piece, list[str]]] = []
+    for piece in pieces:
+        if runs and piece.kind != "call" and (runs[-1][0].kind, runs[-1][0].call) == (piece.kind, piece.call):
+            runs[-1][1].append(piece.text)
+        else:
+            runs.append((piece, [piece.text]))
+    return [first if len(texts) == 1 else Piece(first.kind, "".join(texts), first.call) for first, texts in runs]

@@ -15,12 +15,14 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         reasoning: format of the reasoning to look for, "" for none.
         thinking: the text begins inside the reasoning: the prompt opened it.
         names: functions that may be called; a call of another one stays text.
+        texts: (function, parameter) pairs whose value is a text. Formats that write values without quotes need it.
     """
 
     tools: str = ""
     reasoning: str = ""
     thinking: bool = False
     names: tuple[str, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
 
 class TextParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

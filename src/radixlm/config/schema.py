@@ -81,6 +81,14 @@ class ModelConfig:
     )
     served_model_name: str | None = option(None, "model name that clients see", shown="the model's name")
     chat_template: str | None = option(None, "file with a Jinja chat template", shown="the model's")
+    tool_call_parser: str | None = option(
+        None,
+        "tool calls: hermes, llama3, mistral, pythonic, deepseek_v3, glm, qwen3_coder, kimi_k2, gpt-oss or none",
+        shown="by the chat template",
+    )
+    reasoning_parser: str | None = option(
+        None, "reasoning: think, mistral, gpt-oss or none", shown="by the chat template"
+    )
     sampling_defaults: str = option(
         "model",
         "default sampling parameters: the model's generation_config, or OpenAI's constants",

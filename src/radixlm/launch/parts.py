@@ -8,6 +8,7 @@ from radixlm.api.service import Served, sampling_defaults
 from radixlm.checkpoint.checkpoint import Checkpoint
 from radixlm.checkpoint.locate import locate
 from radixlm.config.schema import Config
+from radixlm.text.parsers.choose import choose
 from radixlm.text.template import load_template
 from radixlm.text.tokenizer import Tokenizer
 
@@ -18,18 +19,21 @@ def load_served(config: Config, report: Report) -> Served:
     """The model as the api process knows it. Fetches and converts the model first if that was never done.
 
     Raises:
-        StartupError: there is no such model, or it has no tokenizer.
+        StartupError: there is no such model, it has no tokenizer, or there is no parser of the name that is configured.
     """
     checkpoint = find(config, report)
     tokenizer = Tokenizer.of(checkpoint)
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.sampling_defaults == "model" else {}
+    template = load_template(
+        checkpoint, tokenizer.control_words, config.model.chat_template, config.limits.template_timeout
+    )
+    source = template.sources if template is not None else ""
     return Served(
         names=(config.model.served_model_name or checkpoint.name,),
         tokenizer=tokenizer,
-        template=load_template(
-            checkpoint, tokenizer.control_words, config.model.chat_template, config.limits.template_timeout
-        ),
+        template=template,
         sampling=defaults,
+        formats=choose(source, config.model.tool_call_parser, config.model.reasoning_parser),
     )
 
 

@@ -60,22 +60,31 @@ class Decoding:
     """The decoding rule of one tokenizer and its tables, shared by all sequences. Tables fill as ids are seen."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
-        backend = tokenizer.backend
-        special = tokenizer.special_ids
-        steps = _steps(backend)
-        kinds = [step["type"] for step in steps]
-        self._open: dict[bool, Callable[[], Detok]] = {}
-        for skip, hidden in ((True, special), (False, frozenset[int]())):
-            if kinds == ["ByteLevel"]:
-                self._open[skip] = _opener(ByteLevelDetok, _BytePieces(backend, hidden))
-            elif (rule := _piece_rule(steps)) is not None:
-                self._open[skip] = _opener(PieceDetok, _TextPieces(backend, hidden, rule))
-            else:
-                self._open[skip] = _opener(WindowDetok, _decode_all(backend, hidden))
+        self._backend = tokenizer.backend
+        self._special = tokenizer.special_ids
+        self._steps = _steps(self._backend)
+        self._open: dict[frozenset[int], Callable[[], Detok]] = {}
 
-    def open(self, skip_special_tokens: bool = True) -> Detok:
-        """The detokenizer of a new sequence."""
-        return self._open[skip_special_tokens]()
+    def open(self, skip_special_tokens: bool = True, shown: Sequence[str] = ()) -> Detok:
+        """The detokenizer of a new sequence.
+
+        Args:
+            shown: special tokens that are not skipped, as text: the markers that a parser looks for.
+        """
+        hidden = self._special if skip_special_tokens else frozenset[int]()
+        if hidden and shown:
+            hidden -= {self._backend.token_to_id(word) for word in shown}
+        if hidden not in self._open:
+            self._open[hidden] = self._opener(hidden)
+        return self._open[hidden]()
+
+    def _opener(self, hidden: frozenset[int]) -> Callable[[], Detok]:
+        if [step["type"] for step in self._steps] == ["ByteLevel"]:
+            return _opener(ByteLevelDetok, _BytePieces(self._backend, hidden))
+        rule = _piece_rule(self._steps)
+        if rule is not None:
+            return _opener(PieceDetok, _TextPieces(self._backend, hidden, rule))
+        return _opener(WindowDetok, _decode_all(self._backend, hidden))
 
 
 class ByteLevelDetok:

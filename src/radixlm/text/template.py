@@ -48,7 +48,11 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A model's chat template, compiled. Rendering is pure and may run in any thread."""
+    """A model's chat template, compiled. Rendering is pure and may run in any thread.
+
+    Attributes:
+        sources: the text of the template, or of all of them.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class ChatTemplate:
             StartupError: the template is not valid Jinja; the message has the line.
         """
         sources = {"default": source} if isinstance(source, str) else dict(source)
+        self.sources = "\n".join(sources.values())
         self._forms = {name: _Form(text) for name, text in sources.items()}
         self._variables = dict(variables or {})
         self._timeout = timeout

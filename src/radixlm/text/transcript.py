@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from radixlm.base.pieces import Piece, joined
 from radixlm.text.detok import Detok
+from radixlm.text.parsers.engine import Parser
 from radixlm.text.stop import StopScan
 from radixlm.wire.messages import Begin, Extra, Finish, Scores, Stats, TextDelta
 
@@ -17,15 +19,16 @@ class Transcript:
     Attributes:
         ids: tokens that the api has not been told of; the owner appends.
         scan: watches for stops, if there are any. With it tokens are decoded as they come, else when they are due.
+            Stops are looked for in the text as it is, before a parser takes it apart.
         finish: how the engine says it ended.
     """
 
     __slots__ = (
-        "_decoded", "_detok", "_parts", "_prompt_scores", "_prompt_tokens", "_scores", "_sent", "_stats", "_text",
-        "finish", "ids", "scan", "uid",
+        "_decoded", "_detok", "_parser", "_parts", "_pieces", "_prompt_scores", "_prompt_tokens", "_reasoning",
+        "_scores", "_sent", "_stats", "_text", "finish", "ids", "scan", "uid",
     )  # fmt: skip
 
-    def __init__(self, begin: Begin, detok: Detok, scan: StopScan | None) -> None:
+    def __init__(self, begin: Begin, detok: Detok, scan: StopScan | None, parser: Parser | None = None) -> None:
         self.uid = begin.uid
         self.ids: list[int] = []
         self.scan = scan
@@ -33,8 +36,11 @@ class Transcript:
         self._text = begin.text
         self._prompt_tokens = begin.prompt_tokens
         self._detok = detok
+        self._parser = parser
         self._decoded = 0  # of `ids`
         self._parts: list[str] = []  # text of the decoded ids, less what is held back
+        self._pieces: list[Piece] = []  # what the parser made of the same text
+        self._reasoning = 0  # tokens of reasoning so far
         self._sent = 0  # tokens of earlier deltas
         self._scores: list[Scores] = []
         self._prompt_scores: list[Scores] = []
@@ -68,19 +74,30 @@ class Transcript:
         """Decode the first `upto` of `ids` (all by default). Ids behind the one that completes a stop are dropped."""
         begin, self._decoded = self._decoded, len(self.ids) if upto is None else upto
         fresh = self.ids[begin : self._decoded]
-        if self.scan is None:
+        if self.scan is None and self._parser is None:
             self._parts.append(self._detok.push(fresh))
             return
         for index, token in enumerate(fresh, begin + 1):
-            self._read(self.scan, token, armed=self._sent + index >= self._text.min_new_tokens)
-            if self.scan.matched is not None:
+            self._read(token, armed=self._sent + index >= self._text.min_new_tokens)
+            if self.matched is not None:
                 del self.ids[index:]
                 return
 
-    def _read(self, scan: StopScan, token: int, armed: bool) -> None:
-        self._parts.append(scan.feed(self._detok.push((token,)), armed))
-        if armed and scan.matched is None and (tail := self._detok.tail()) and scan.stops_on(tail):
-            self._parts.append(scan.feed(tail))
+    def _read(self, token: int, armed: bool) -> None:
+        thinking = self._parser is not None and self._parser.thinking
+        text, scan = self._detok.push((token,)), self.scan
+        if scan is not None:
+            text = scan.feed(text, armed)
+            if armed and scan.matched is None and (tail := self._detok.tail()) and scan.stops_on(tail):
+                text += scan.feed(tail)
+        self._show(text)
+        if self._parser is not None:
+            self._reasoning += thinking or self._parser.thinking
+
+    def _show(self, text: str) -> None:
+        self._parts.append(text)
+        if self._parser is not None and text:
+            self._pieces += self._parser.feed(text)
 
     def delta(self) -> TextDelta | None:
         """News for a stream, or None while all text is held back and there are no scores to tell."""
@@ -106,7 +123,9 @@ class Transcript:
             rest = self._detok.finish()
             if self.scan is not None:
                 rest = self.scan.feed(rest, armed=self.count >= self._text.min_new_tokens) + self.scan.flush()
-            self._parts.append(rest)
+            self._show(rest)
+        if self._parser is not None:
+            self._pieces += self._parser.finish()
         if self.matched is not None:
             finish = Finish("stop", self.matched)
         stats = self._stats or Stats(self._prompt_tokens, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
@@ -125,8 +144,10 @@ class Transcript:
             _merge(self._prompt_scores),
             finish,
             stats,
+            pieces=joined(self._pieces),
+            reasoning_tokens=self._reasoning,
         )
-        self.ids, self._parts, self._scores, self._prompt_scores = [], [], [], []
+        self.ids, self._parts, self._pieces, self._scores, self._prompt_scores = [], [], [], [], []
         self._decoded, self._sent = 0, count
         return delta
 

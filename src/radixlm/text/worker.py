@@ -15,6 +15,7 @@ import numpy as np
 
 from radixlm.base.errors import Internal, RadixError, Unavailable
 from radixlm.text.detok import Decoding, Vocabulary
+from radixlm.text.parsers.engine import Parser, markers
 from radixlm.text.stop import StopRules, compile_stops
 from radixlm.text.transcript import Transcript
 from radixlm.wire.link import Inbox, Outbox
@@ -76,11 +77,12 @@ class Detokenizer:
         text = begin.text
         try:
             rules = self._rules(text.stop, text.stop_regex, text.keep_stop)
-            detok = self._decoding.open(text.skip_special_tokens)
+            parser = Parser(text.parsing) if text.parsing is not None else None
+            detok = self._decoding.open(text.skip_special_tokens, markers(text.parsing) if text.parsing else ())
         except RadixError as error:
             self._reject(begin.uid, error)
             return
-        self._live[begin.uid] = Transcript(begin, detok, rules.scan() if rules else None)
+        self._live[begin.uid] = Transcript(begin, detok, rules.scan() if rules else None, parser)
 
     def _tokens(self, message: Tokens, touched: dict[int, Transcript]) -> None:
         uids: list[int] = np.frombuffer(message.uids, "<i8").tolist()

@@ -173,6 +173,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
         completion_tokens: so far.
         pieces: what the parsers made of the text, where the request has `parsing`: then they, joined, are the answer.
         scores: of `ids`, with `token_texts` beside them when asked for.
+        reasoning_tokens: of `completion_tokens`, those that were reasoning.
         finish or error: terminal. After one of them nothing follows for this uid.
     """
 
@@ -186,6 +187,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     stats: Stats | None = None
     fault: Fault | None = None
     pieces: list[Piece] = []
+    reasoning_tokens: int = 0
 
 
 class Texts(msgspec.Struct, frozen=True, tag="texts"):

@@ -16,6 +16,7 @@ from radixlm.api.protocols.fields import Reader
 from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.protocols.requests import Standing, requests_for, standing
 from radixlm.api.protocols.sampling import SamplingFields, TextFields, Wish, read_wish
+from radixlm.api.protocols.tally import Counts
 from radixlm.api.service import Service
 from radixlm.base.errors import BadRequest
 from radixlm.base.request import LogprobParams, Request
@@ -135,36 +136,26 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
-class Tally:
-    """Counts of one answer.
-
-    A prompt counts once, however many choices it has. Its cached tokens are those that every choice found: what later
-    choices find was computed by the first.
-    """
-
-    def __init__(self, prompt_tokens: Sequence[int], choices: int) -> None:
-        self._prompts = list(prompt_tokens)
-        self._choices = choices
-        self._completion = [0] * (len(self._prompts) * choices)
-        self._cached: dict[int, int] = {}
-
-    def note(self, index: int, delta: TextDelta) -> None:
-        self._completion[index] = max(self._completion[index], delta.completion_tokens)
-        if delta.stats is not None:
-            prompt = index // self._choices
-            cached = delta.stats.cached_tokens
-            self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
-
-    def usage(self) -> Usage:
-        prompt, completion = sum(self._prompts), sum(self._completion)
-        return Usage(prompt, completion, prompt + completion, PromptDetails(sum(self._cached.values())))
+def usage_of(counts: Counts) -> Usage:
+    return Usage(
+        counts.prompt,
+        counts.completion,
+        counts.prompt + counts.completion,
+        PromptDetails(counts.cached),
+        CompletionDetails(counts.reasoning),
+    )
 
 
 @dataclass(frozen=True, slots=True)

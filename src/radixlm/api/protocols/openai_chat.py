@@ -10,24 +10,23 @@ from msgspec import UNSET, UnsetType
 
 from radixlm.api.errors import NotSupported
 from radixlm.api.limits import Json, check_count
-from radixlm.api.protocols.chat_prompt import render
+from radixlm.api.protocols.chat import Chat, ChatWish, Turn, prepare
+from radixlm.api.protocols.chat_prompt import read_prompt
 from radixlm.api.protocols.fields import Reader, refuse
 from radixlm.api.protocols.job import Job
 from radixlm.api.protocols.logprobs import ChatLogprobs, TokenTexts, chat_logprobs
 from radixlm.api.protocols.openai import (
     UNSERVED,
     Common,
-    Tally,
     Usage,
     frame,
-    make_requests,
-    raise_failure,
     read_common,
+    usage_of,
 )
-from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.service import Service
 from radixlm.api.sse import DONE
 from radixlm.base.errors import BadRequest
+from radixlm.base.pieces import Piece
 from radixlm.base.request import LogprobParams
 from radixlm.wire.messages import TextDelta
 
@@ -48,7 +47,6 @@ class ChatFields(msgspec.Struct, kw_only=True, frozen=True):
     top_logprobs: int | None = None
     modalities: list[str] | None = None
     response_format: dict[str, Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
 
 
 FIELDS = Reader(ChatFields)
@@ -59,10 +57,15 @@ async def parse(body: Json, service: Service) -> Job:
     fields = FIELDS.read(body)
     refuse(body, REFUSED)
     _check_served(fields)
-    logprobs = _logprobs(fields, service)
-    prompt = Prompt(await render(body, service))
-    requests = make_requests(common, [prompt], logprobs, service, "messages")
-    return Job(tuple(requests), common.rid, common.stream, Chat(common, prompt, logprobs, service))
+    asked = ChatWish(
+        prompt=read_prompt(body),
+        wish=common.wish,
+        standing=common.standing,
+        rid=common.rid,
+        logprobs=_logprobs(fields, service),
+    )
+    chat = await prepare(asked, service)
+    return Job(chat.requests, common.rid, common.stream, ChatForm(common, chat, service))
 
 
 def _check_served(fields: ChatFields) -> None:
@@ -73,8 +76,6 @@ def _check_served(fields: ChatFields) -> None:
     kind = (fields.response_format or {}).get("type", "text")
     if kind != "text":
         raise NotSupported(f"response_format {str(kind)[:40]!r} is not supported", param="response_format")
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise NotSupported("a tool_choice that forces a call is not supported; use auto or none", param="tool_choice")
 
 
 def _logprobs(fields: ChatFields, service: Service) -> LogprobParams | None:
@@ -87,10 +88,29 @@ def _logprobs(fields: ChatFields, service: Service) -> LogprobParams | None:
     return None
 
 
+class Function(msgspec.Struct, frozen=True):
+    """`name` comes first and once; in a stream `arguments` come in parts."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    function: Function
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
 class Message(msgspec.Struct, frozen=True):
-    content: str
+    """Reasoning has the two names that clients look for."""
+
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -116,6 +136,9 @@ class Answer(msgspec.Struct, frozen=True):
 class Delta(msgspec.Struct, frozen=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -138,62 +161,64 @@ class Chunk(msgspec.Struct, frozen=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
-class Chat:
+class ChatForm:
     """The shape of one answer, whole or in chunks (see `api.sse.Form`)."""
 
     patient = False
 
-    def __init__(self, common: Common, prompt: Prompt, logprobs: LogprobParams | None, service: Service) -> None:
+    def __init__(self, common: Common, chat: Chat, service: Service) -> None:
         self._common = common
-        self._prompt = prompt
-        self._logprobs = logprobs is not None
-        self._service = service
+        self._prompt = chat.prompt
+        self._answers = chat.answers
+        self._logprobs = chat.requests[0].logprobs is not None
         self._frame = frame(common, service)
-        self._tally = Tally([len(prompt.tokens)], common.wish.choices)
         self._texts = TokenTexts(service.tokenizer, hide_special=common.wish.text.skip_special_tokens)
         self._begun: set[int] = set()
 
     def whole(self, results: list[TextDelta]) -> bytes:
         choices = []
         for index, delta in enumerate(results):
-            raise_failure(delta, self._service)
-            self._tally.note(index, delta)
-            finish = delta.finish
-            choices.append(
-                Choice(
-                    index,
-                    Message(delta.text),
-                    self._scored(delta),
-                    finish.kind if finish else "stop",
-                    finish.matched if finish else None,
-                    delta.ids if self._common.return_token_ids else UNSET,
-                )
-            )
+            turn = self._answers.turn(index, delta)
+            ids = delta.ids if self._common.return_token_ids else UNSET
+            choices.append(Choice(index, _message(turn), self._scored(delta), turn.finish, turn.matched, ids))
         f = self._frame
+        usage = usage_of(self._answers.counts)
         prompt_ids = self._prompt.tokens if self._common.return_token_ids else UNSET
         return msgspec.json.encode(
-            Answer(f.id, "chat.completion", f.created, f.model, f.fingerprint, choices, self._tally.usage(), prompt_ids)
+            Answer(f.id, "chat.completion", f.created, f.model, f.fingerprint, choices, usage, prompt_ids)
         )
 
     def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
-        raise_failure(delta, self._service)
-        self._tally.note(index, delta)
+        news = self._answers.news(index, delta)
         with_ids = self._common.return_token_ids
         if index not in self._begun:
             prompt_ids = self._prompt.tokens if with_ids and not self._begun else UNSET
             self._begun.add(index)
             yield self._chunk(ChunkChoice(index, Delta("assistant", "")), prompt_ids)
-        if delta.text or (delta.ids and (self._logprobs or with_ids)):
-            ids = delta.ids if with_ids else UNSET
-            yield self._chunk(ChunkChoice(index, Delta(content=delta.text), self._scored(delta), token_ids=ids))
-        if delta.finish is not None:
-            finish = delta.finish
-            yield self._chunk(ChunkChoice(index, Delta(), None, finish.kind, finish.matched))
+        parts = [self._delta(index, piece) for piece in news.pieces]
+        if not parts and delta.ids and (self._logprobs or with_ids):
+            parts = [Delta(content="")]
+        for place, part in enumerate(parts):  # ids and scores of the delta go with its first part
+            scores = self._scored(delta) if place == 0 else None
+            ids = delta.ids if with_ids and place == 0 else UNSET
+            yield self._chunk(ChunkChoice(index, part, scores, token_ids=ids))
+        if news.finish is not None:
+            yield self._chunk(ChunkChoice(index, Delta(), None, news.finish, news.matched))
 
     def last(self) -> Iterator[bytes]:
         if self._common.include_usage:
-            yield self._encoded([], self._tally.usage())
+            yield self._encoded([], usage_of(self._answers.counts))
         yield DONE
+
+    def _delta(self, index: int, piece: Piece) -> Delta:
+        if piece.kind == "text":
+            return Delta(content=piece.text)
+        if piece.kind == "reasoning":
+            return Delta(reasoning_content=piece.text, reasoning=piece.text)
+        if piece.kind == "call":
+            id = self._answers.call_id(index, piece.call)
+            return Delta(tool_calls=[ToolCall(Function("", piece.text), id, "function", piece.call)])
+        return Delta(tool_calls=[ToolCall(Function(piece.text), index=piece.call)])
 
     def _scored(self, delta: TextDelta) -> ChatLogprobs | None:
         if not self._logprobs:
@@ -203,7 +228,7 @@ class Chat:
     def _chunk(self, choice: ChunkChoice, prompt_ids: Sequence[int] | UnsetType = UNSET) -> bytes:
         usage: Usage | UnsetType | None = None if self._common.include_usage else UNSET
         if self._common.continuous_usage:
-            usage = self._tally.usage()
+            usage = usage_of(self._answers.counts)
         return self._encoded([choice], usage, prompt_ids)
 
     def _encoded(
@@ -216,3 +241,14 @@ class Chat:
         return msgspec.json.encode(
             Chunk(f.id, "chat.completion.chunk", f.created, f.model, f.fingerprint, choices, usage, prompt_ids)
         )
+
+
+def _message(turn: Turn) -> Message:
+    """`content` is null where there is a call or reasoning and no text; a plain answer without text is ""."""
+    calls = [ToolCall(Function(call.arguments, call.name), call.id, "function") for call in turn.calls]
+    return Message(
+        turn.text or (None if calls or turn.reasoning else ""),
+        reasoning_content=turn.reasoning or UNSET,
+        reasoning=turn.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )

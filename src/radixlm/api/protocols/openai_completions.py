@@ -16,14 +16,15 @@ from radixlm.api.protocols.openai import (
     UNSERVED,
     Common,
     Frame,
-    Tally,
     Usage,
     frame,
     make_requests,
     raise_failure,
     read_common,
+    usage_of,
 )
 from radixlm.api.protocols.prompts import Prompt, encode, read_prompts
+from radixlm.api.protocols.tally import Tally
 from radixlm.api.service import Service
 from radixlm.api.sse import DONE
 from radixlm.base.errors import BadRequest
@@ -134,7 +135,7 @@ class Completions:
             self._tally.note(index, delta)
             self._texts[index].hear(delta)
             choices.append(self._choice(index, delta))
-        return self._encoded(choices, self._tally.usage())
+        return self._encoded(choices, usage_of(self._tally.counts()))
 
     def piece(self, index: int, delta: TextDelta) -> Iterator[bytes]:
         raise_failure(delta, self._service)
@@ -146,13 +147,13 @@ class Completions:
             return
         choice = self._choice(index, delta)
         if self._common.continuous_usage:
-            yield self._encoded([choice], self._tally.usage())
+            yield self._encoded([choice], usage_of(self._tally.counts()))
         else:
             yield self._encoded([choice], None if self._common.include_usage else UNSET)
 
     def last(self) -> Iterator[bytes]:
         if self._common.include_usage:
-            yield self._encoded([], self._tally.usage())
+            yield self._encoded([], usage_of(self._tally.counts()))
         yield DONE
 
     def _choice(self, index: int, delta: TextDelta) -> Choice:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from radixlm.api.limits import Json
-from radixlm.api.protocols.chat_prompt import render
+from radixlm.api.protocols.chat_prompt import read_prompt, render
 from radixlm.api.protocols.fields import Reader
 from radixlm.api.protocols.prompts import check_ids, read_prompts
 from radixlm.api.service import Service
@@ -38,7 +38,7 @@ async def tokenize(body: Json, service: Service) -> Json:
         service.served.check(fields.model)
     many = False
     if body.get("messages") is not None:
-        encoded = [list(await render(body, service, limited=False))]
+        encoded = [list((await render(read_prompt(body), service, limited=False)).tokens)]
     elif body.get("prompt") is not None:
         texts, many = read_prompts(body["prompt"], service, "prompt")
         encoded = await _encode(texts, fields, service)

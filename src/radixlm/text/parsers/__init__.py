@@ -1,0 +1,1 @@
+"""Taking a generated text apart into answer, reasoning and tool calls, while it comes."""

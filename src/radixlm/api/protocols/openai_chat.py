@@ -47,7 +47,6 @@ class ChatFields(msgspec.Struct, kw_only=True, frozen=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
-    response_format: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
@@ -70,9 +69,6 @@ def _check_served(fields: ChatFields) -> None:
     for modality in fields.modalities or ():
         if modality != "text":
             raise NotSupported(f"modality {modality[:40]!r} is not supported; answers are text", param="modalities")
-    kind = (fields.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise NotSupported(f"response_format {str(kind)[:40]!r} is not supported", param="response_format")
     if fields.tool_choice not in (None, "none", "auto"):
         raise NotSupported("a tool_choice that forces a call is not supported; use auto or none", param="tool_choice")
 

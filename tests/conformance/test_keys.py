@@ -124,7 +124,7 @@ def test_sec_4_logs_and_errors_keep_secrets(keyed: Server) -> None:
         ("/v1/chat/completions", {"messages": [message]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": {mark: 1}}]}),
         ("/v1/completions", {"prompt": mark * 2000, "max_tokens": CTX}),
-        ("/v1/completions", {"prompt": "Hi", "regex": mark}),
+        ("/v1/completions", {"prompt": "Hi", "regex": f"{mark}("}),
         ("/v1/completions", {"prompt": [5, mark]}),
         ("/generate", {"text": mark, "sampling_params": {"max_new_tokens": -1}}),
     )

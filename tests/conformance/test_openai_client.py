@@ -166,8 +166,8 @@ def test_errors_of_the_caller(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="tiny", messages=[])
     with pytest.raises(openai.BadRequestError) as grammar:
-        client.chat.completions.create(model="tiny", messages=USER, response_format={"type": "json_object"})
-    assert grammar.value.code == "not_supported"
+        client.completions.create(model="tiny", prompt="Hi", extra_body={"regex": "[a-z"})
+    assert grammar.value.code == "invalid_grammar" and grammar.value.param == "regex"
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="nope", messages=USER)
     assert unknown.value.code == "model_not_found"

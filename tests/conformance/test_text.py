@@ -110,7 +110,6 @@ def test_stop_5_odd_lists_stop_nothing(repeater: Server, stop: list[str] | None)
     assert answer["choices"][0]["text"] == COUNTING
 
 
-@pytest.mark.skip(reason="needs constrained decoding, which is not served yet")
 @pytest.mark.parametrize(
     ("regex", "stop", "text"),
     [

@@ -59,6 +59,10 @@ class RecomputingRunner:
             for position, token in enumerate(join.tokens.tolist()):
                 self._put(join.row, position, token)
         self._pages[plan.page_rows, plan.page_index] = plan.page_ids
+        for row, position, token in zip(
+            plan.token_rows.tolist(), plan.token_positions.tolist(), plan.token_ids.tolist(), strict=True
+        ):
+            self._put(row, position, token)
         sampled = []
         for row, start, length, samples in zip(
             plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), plan.samples.tolist(), strict=True

@@ -80,7 +80,7 @@ def internal() -> RadixError:
 def of_delta(delta: TextDelta, *, draining: bool = False) -> RadixError | None:
     """The error that ended a sequence, if one did: a fault, or an abort (503 while the server shuts down)."""
     if delta.fault is not None:
-        return by_status(delta.fault.status, delta.fault.message, delta.fault.code)
+        return by_status(delta.fault.status, delta.fault.message, delta.fault.code, delta.fault.param or None)
     if delta.finish is not None and delta.finish.kind == "abort":
         reason = delta.finish.message or "the request was aborted"
         return by_status(503, reason, "shutting_down") if draining else Aborted(reason)

@@ -92,13 +92,13 @@ class StartupError(RadixError):
     code = "startup_error"
 
 
-def by_status(status: int, message: str, code: str | None = None) -> RadixError:
-    """Rebuild an error that crossed a process boundary as (status, message, code)."""
+def by_status(status: int, message: str, code: str | None = None, param: str | None = None) -> RadixError:
+    """Rebuild an error that crossed a process boundary as (status, message, code, param)."""
     kinds: tuple[type[RadixError], ...] = (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, TooLarge,
         QueueFull, NotServed, Unavailable, TimedOut,
     )  # fmt: skip
     for kind in kinds:
         if kind.status == status:
-            return kind(message, code=code)
+            return kind(message, param=param, code=code)
     return Internal(message, code=code)

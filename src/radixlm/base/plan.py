@@ -2,7 +2,8 @@
 came back).
 
 The runner mirrors device tables from plans alone: a token table [row, position], a page table [row, page index] and the
-sampling parameters of each row. A plan is applied in this order: `joins`, page writes, then the spans are computed.
+sampling parameters of each row. A plan is applied in this order: `joins`, page and token writes, then the spans are
+computed.
 Steps run on the device in plan order, which is what makes it safe for a later plan to reuse a row or page that an
 earlier one still reads.
 """
@@ -72,6 +73,10 @@ class Plan:
         shared: of the decode spans (see `decodes`), those that share a prefix; each span is in one group at most. A
             hint: attention may read the keys and values of a shared prefix once for all spans of its group, and the
             results are the same. As long as the groups stay the same, it is the same object from plan to plan.
+        token_rows, token_positions, token_ids: token-table writes: tokens that were not sampled but forced. Applied
+            after `joins`; each place once.
+        wants_history: what may be sampled depends on tokens that are still being sampled: everything in flight has to
+            be settled between this plan's forward pass and its sampling.
     """
 
     step: int
@@ -84,6 +89,10 @@ class Plan:
     page_index: Ints = field(default_factory=lambda: NO_INTS)
     page_ids: Ints = field(default_factory=lambda: NO_INTS)
     shared: tuple[SharedPrefix, ...] = ()
+    token_rows: Ints = field(default_factory=lambda: NO_INTS)
+    token_positions: Ints = field(default_factory=lambda: NO_INTS)
+    token_ids: Ints = field(default_factory=lambda: NO_INTS)
+    wants_history: bool = False
 
     @property
     def decode(self) -> bool:

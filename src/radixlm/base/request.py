@@ -58,12 +58,14 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text: the schema (JSON), the expression, the grammar, the tag (JSON), or the choices (a JSON list of texts).
         backend: the library to compile it with, "" for the default one.
         after: the grammar starts behind the first occurrence of these tokens (the end of the reasoning); () at once.
+        param: the field that the client gave it in, for errors.
     """
 
     kind: str
     text: str
     backend: str = ""
     after: tuple[int, ...] = ()
+    param: str = ""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

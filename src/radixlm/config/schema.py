@@ -122,6 +122,10 @@ class DeviceConfig:
     prefill_attention_backend: str | None = option(None, "attention backend of extends", shown="attention-backend")
     decode_attention_backend: str | None = option(None, "attention backend of decode steps", shown="attention-backend")
 
+    grammar_backend: str = option(
+        "auto", "library that compiles grammars; none refuses them", choices=("auto", "llguidance", "none")
+    )
+    disable_jump_forward: bool = option(False, "sample forced tokens one by one instead of appending them")
     disable_cuda_graph: bool = option(False, "launch the kernels of decode steps one by one", names=("enforce-eager",))
 
 
@@ -219,6 +223,8 @@ class LimitsConfig:
     max_logprobs: int = option(
         128, "most alternatives per token in logprobs", names=("max-top-logprobs",), low=0, high=1024
     )
+    max_grammar_bytes: int = option(1 << 20, "longest grammar or JSON schema of a request in bytes", low=1)
+    grammar_timeout: float = option(10.0, "seconds that compiling a grammar may take", low=0.01)
     template_timeout: float = option(5.0, "seconds that rendering a chat template may take", low=0.01)
 
 

@@ -4,16 +4,20 @@ runner.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from radixlm.base.facts import EngineFacts
 from radixlm.cache.manager import RadixManager
 from radixlm.cache.nocache import NoCache
 from radixlm.cache.ports import Cache
+from radixlm.checkpoint.locate import locate
 from radixlm.config.schema import CacheConfig, Config
 from radixlm.engine.loop import EngineLoop, Runner
 from radixlm.engine.status import StatusLog
 from radixlm.engine.watchdog import Watchdog
+from radixlm.grammar.base import GrammarError, Vocabulary
+from radixlm.grammar.compiler import Compiler, Limits
 from radixlm.schedule.planner import StepLimits
 from radixlm.schedule.scheduler import Scheduler, Settings
 from radixlm.wire.link import Inbox, Outbox
@@ -26,7 +30,26 @@ def make_cache(config: CacheConfig, pages: int, page_size: int) -> Cache:
     return RadixManager(pages, page_size, policy=config.radix_eviction_policy)
 
 
-def make_scheduler(config: Config, facts: EngineFacts) -> Scheduler:
+#: Forced tokens that are worth a longer span. On a GPU a step with such a span runs without its captured graph.
+JUMP_FORWARD = {"cpu": 1, "null": 1, "cuda": 4}
+
+
+def make_compiler(config: Config, facts: EngineFacts) -> Compiler:
+    """What makes guides for this model. The model's vocabulary is read when the first one is asked for."""
+
+    def read() -> Vocabulary:
+        model = config.model
+        checkpoint = locate(model.model, model.revision, model.tokenizer_path, lambda stage, fraction: None)
+        if checkpoint.tokenizer_file is None:
+            raise GrammarError("this model has no tokenizer, so that no grammar can be enforced")
+        text = checkpoint.tokenizer_file.read_text(encoding="utf-8")
+        return Vocabulary(text, facts.model.sampled_vocab_size, facts.model.eos_ids)
+
+    limits = Limits(seconds=config.limits.grammar_timeout, bytes=config.limits.max_grammar_bytes)
+    return Compiler(cache(read), config.device.grammar_backend, limits)
+
+
+def make_scheduler(config: Config, facts: EngineFacts, compiler: Compiler | None = None) -> Scheduler:
     """`config` has its device-dependent values derived (see `config.resolve.derive`)."""
     schedule = config.schedule
     assert schedule.chunked_prefill_size is not None
@@ -44,9 +67,11 @@ def make_scheduler(config: Config, facts: EngineFacts) -> Scheduler:
         request_timeout=schedule.request_timeout,
         preemption=schedule.priority_preemption_threshold if schedule.enable_priority_scheduling else None,
         shared_prefix=facts.shared_prefix,
+        jump_forward=0 if config.device.disable_jump_forward else JUMP_FORWARD[facts.device.kind],
         seed=config.model.random_seed or 0,
     )
-    return Scheduler(make_cache(config.cache, facts.pool.pages, facts.pool.page_size), settings)
+    pages = make_cache(config.cache, facts.pool.pages, facts.pool.page_size)
+    return Scheduler(pages, settings, compiler.ticket if compiler is not None else None)
 
 
 def overlap_depth(config: Config, facts: EngineFacts) -> tuple[int, str]:
@@ -69,7 +94,10 @@ def make_loop(
 ) -> EngineLoop:
     """`depth` overrides what `overlap_depth` says."""
     seconds = config.observe.watchdog_timeout
-    scheduler = make_scheduler(config, facts)
+    compiler = make_compiler(config, facts)
+    if facts.device.kind != "null":
+        compiler.warm()
+    scheduler = make_scheduler(config, facts, compiler)
     return EngineLoop(
         scheduler,
         runner,
@@ -79,4 +107,5 @@ def make_loop(
         depth or overlap_depth(config, facts)[0],
         Watchdog(seconds) if seconds > 0 else None,
         StatusLog(scheduler, config.observe.log_stats_interval),
+        more=compiler.figures,
     )

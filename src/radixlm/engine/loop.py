@@ -32,6 +32,9 @@ from radixlm.wire.messages import (
 
 log = logging.getLogger("radixlm.engine")
 
+#: Seconds between two looks at sequences that wait for something else than a step (their grammar is being compiled).
+NAP = 0.002
+
 
 class Pending(Protocol):
     """A step that was queued on the device."""
@@ -70,6 +73,7 @@ class EngineLoop:
         depth: steps in flight at most. 1: a step is planned when the last is known. 2: while the device computes one
             step the host plans the next and hands out the one before.
         clock: `time.time`, or a simulated one.
+        more: further figures for `snapshot`.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class EngineLoop:
         watchdog: Watchdog | None = None,
         status: StatusLog | None = None,
         clock: Callable[[], float] = time.time,
+        more: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -93,9 +98,11 @@ class EngineLoop:
         self._watchdog = watchdog
         self._status = status
         self._clock = clock
+        self._more = more
         self._in_flight: deque[tuple[Plan, Pending]] = deque()
         self._busy_seconds = 0.0
         self._drain_until: float | None = None
+        self._stalled = False  # sequences wait, but there was nothing to compute
 
     def run(self) -> None:
         """Work until drained. Blocks without polling while there is nothing to do."""
@@ -105,15 +112,14 @@ class EngineLoop:
                 break
             if idle and self._watchdog is not None:
                 self._watchdog.rest()
-            for message in self._inbox.receive(None if idle else 0):
+            for message in self._inbox.receive(None if idle else NAP if self._stalled else 0):
                 self._handle(message)
             self._flush()
-            if not self._scheduler.idle:
-                self._turn()
+            self._stalled = not self._scheduler.idle and not self._turn()
         self._to_text.send(Goodbye())
 
-    def _turn(self) -> None:
-        """One turn of the loop: at most one step is queued and at most one is settled."""
+    def _turn(self) -> bool:
+        """One turn of the loop: at most one step is queued, and the oldest is settled. False if there was none."""
         started = time.perf_counter()
         if self._watchdog is not None:
             self._watchdog.beat()
@@ -122,17 +128,27 @@ class EngineLoop:
         plan = self._scheduler.plan(self._clock())
         if plan is not None:
             self._in_flight.append((plan, self._launch(plan)))
+        worked = bool(self._in_flight)
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._settle(*self._in_flight.popleft())
         self._flush()
         self._busy_seconds += time.perf_counter() - started
         if self._status is not None:
             self._status.step(self._clock())
+        return worked
 
     def _launch(self, plan: Plan) -> Pending:
         try:
             pending = self._runner.forward(plan)
-            self._runner.sample(pending)
+        except Exception as error:
+            return _Broken(error)
+        masks = None
+        if plan.wants_history:
+            while self._in_flight:
+                self._settle(*self._in_flight.popleft())
+            masks = self._scheduler.masks(plan, self._clock())
+        try:
+            self._runner.sample(pending, masks)
             return pending
         except Exception as error:
             return _Broken(error)
@@ -224,5 +240,7 @@ class EngineLoop:
             "pool_evictable": counts["evictable"],
             "new_token_ratio": scheduler.ratio,
             "steps": totals.steps,
+            "jump_forward_tokens": totals.jump_forward_tokens,
+            **self._more(),
             "busy_seconds": self._busy_seconds,
         }

@@ -32,7 +32,7 @@ class RowTables:
         self._device = device
 
     def apply(self, plan: Plan) -> None:
-        """Take in the plan's joins, then its page writes, in order."""
+        """Take in the plan's joins, then its page writes, in order, and its token writes."""
         for join in plan.joins:
             self.tokens[join.row, : len(join.tokens)] = self._device.upload(join.tokens)
             if len(join.pages):
@@ -40,6 +40,9 @@ class RowTables:
         if len(plan.page_ids):
             where, pages = self._writes(plan)
             self._flat_pages.index_copy_(0, self._device.upload(where), self._device.upload(pages))
+        if len(plan.token_ids):
+            places = self.token_places(plan.token_rows.astype(np.int64), plan.token_positions.astype(np.int64))
+            self.write_tokens(self._device.upload(places), self._device.upload(plan.token_ids))
 
     def _writes(self, plan: Plan) -> tuple[Index, npt.NDArray[np.int32]]:
         """Flat places and pages. The device may write in any order, so of writes to one place only the last is kept."""

@@ -49,6 +49,11 @@ _COUNTERS = (
     ("aborted", "num_aborted_requests", "Sequences ended early by their client or a limit."),
     ("evicted_tokens", "evicted_tokens", "Tokens evicted from the prefix cache."),
     ("steps", "engine_steps", "Forward passes."),
+    ("jump_forward_tokens", "jump_forward_tokens", "Tokens appended without sampling: their text was forced."),
+    ("grammars_compiled", "grammar_compilations", "Grammars compiled."),
+    ("grammars_cached", "grammar_cache_hits", "Grammars that were compiled already."),
+    ("grammars_refused", "grammar_refusals", "Grammars refused: malformed, not enforceable, or too large."),
+    ("grammar_seconds", "grammar_compilation_time_seconds", "Seconds spent compiling grammars."),
     ("busy_seconds", "engine_busy_seconds", "Seconds the engine spent in forward passes."),
 )
 _OWNERS = ("free", "leased", "pinned", "evictable")

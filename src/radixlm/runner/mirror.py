@@ -49,6 +49,7 @@ class Mirror:
         for join in plan.joins:
             self._join(join)
         self._write_pages(plan)
+        self._write_tokens(plan)
         rows, starts, lengths = (array.astype(np.int64) for array in (plan.rows, plan.starts, plan.lengths))
         self._check_spans(rows, starts, starts + lengths, plan.samples)
         self._check_reads(rows, starts, lengths)
@@ -84,6 +85,15 @@ class Mirror:
             self._pages[plan.page_rows, plan.page_index] = plan.page_ids
             behind = plan.page_index.astype(np.int64) * self._page_size < self._computed[plan.page_rows]
             self._suspect[plan.page_rows[behind]] = True
+
+    def _write_tokens(self, plan: Plan) -> None:
+        """Forced tokens: behind the last one known in their row, or in place of those that were sampled there."""
+        places = zip(plan.token_rows.tolist(), plan.token_positions.tolist(), plan.token_ids.tolist(), strict=True)
+        for row, position, token in places:
+            if not self._computed[row] <= position <= self._known[row]:
+                raise PlanError(f"row {row}: a token is written at {position}, which is computed or beyond the known")
+            here = np.array([position])
+            self.append(np.array([row]), here, np.array([token]))
 
     def _check_pages(self, pages: Ints, who: str) -> None:
         if len(pages) and (pages.min() < 0 or pages.max() >= self._page_count):

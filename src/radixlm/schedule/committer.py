@@ -8,10 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from radixlm.base.errors import RadixError
 from radixlm.base.plan import Outcome, Plan, TokenScores
 from radixlm.cache.ports import Cache
 from radixlm.schedule.planner import Planner
 from radixlm.schedule.sequence import Sequence
+from radixlm.schedule.steering import Steering
 from radixlm.wire.messages import Extra, Failed, Fault, Finish, Scores, ToDetokenizer, Tokens
 
 
@@ -19,10 +21,17 @@ class Committer:
     """Turns (plan, outcome) into the step's messages. `end` is called for each sequence that ended, and again when the
     last step that touched it has come back."""
 
-    def __init__(self, cache: Cache, planner: Planner, end: Callable[[Sequence, Finish | Fault, float], None]) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        planner: Planner,
+        end: Callable[[Sequence, Finish | Fault, float], None],
+        steering: Steering | None = None,
+    ) -> None:
         self._cache = cache
         self._planner = planner
         self._end = end
+        self._steering = steering
 
     def commit(
         self, plan: Plan, sequences: list[Sequence], outcome: Outcome, now: float
@@ -38,7 +47,10 @@ class Committer:
         for i, (s, end, samples) in enumerate(zip(sequences, ends, plan.samples.tolist(), strict=True)):
             token = next(sampled) if samples else -1
             s.in_flight -= 1
-            if samples:
+            foretold = samples and s.foretold > 0
+            if foretold:
+                s.foretold -= 1
+            elif samples:
                 s.promised -= 1
             if s.finish is not None:
                 if s.finish.kind != "abort":
@@ -47,13 +59,12 @@ class Committer:
                     self._end(s, s.finish, now)
                 continue
             if not plain and i in outcome.failed:
-                fault = Fault(500, "model_error", outcome.failed[i])
-                s.finish = Finish("abort", None, fault.message)
-                messages.append(Failed(s.uid, fault, s.stats(now)))
                 s.computed = plan.starts[i].item()  # what this step wrote is not to be trusted
-                self._end(s, fault, now)
+                messages.append(self._fail(s, Fault(500, "model_error", outcome.failed[i]), now))
                 continue
             s.computed = end
+            if foretold:
+                continue
             if not samples:
                 self._publish(s)
                 prompt_scores = _prompt_scores(s, outcome.prompt_scores.get(i))
@@ -65,16 +76,28 @@ class Committer:
                     extras.append(Extra(s.uid, None, prompt_scores))
                 continue
             s.tokens.append(token)
-            uids.append(s.uid)
-            ids.append(token)
+            said = 1 + s.unsaid
+            s.unsaid = 0
             first = s.first_token == 0.0
             if first:
                 s.first_token = now
                 self._publish(s)
             if token in s.stop_ids and s.generated > s.request.sampling.min_new_tokens:
                 s.finish = Finish("stop", token)
+            elif s.guide is not None:
+                try:
+                    said += self._follow(s, token)
+                except RadixError as error:
+                    messages.append(self._fail(s, fault_of(error, s), now))
+                    continue
             elif len(s.tokens) >= s.limit:
                 s.finish = Finish("length")
+            if said == 1:
+                uids.append(s.uid)
+                ids.append(token)
+            else:
+                uids.extend([s.uid] * said)
+                ids.extend(s.tokens[-said:])
             scores = prompt_scores = None
             if not plain:
                 scores = _scores(s, outcome.scores.get(i))
@@ -88,12 +111,35 @@ class Committer:
             messages.append(Tokens(np.array(uids, np.int64).tobytes(), np.array(ids, np.int32).tobytes(), extras))
         return messages, len(ids)
 
+    def _follow(self, sequence: Sequence, token: int) -> int:
+        """Tell the guide of a sampled token; how many more it forced. Sets `finish` where that is the end."""
+        assert sequence.guide is not None
+        assert self._steering is not None
+        sequence.guide.take(token)
+        jumped = len(self._steering.advance(sequence))
+        if jumped:
+            self._planner.changed()
+        return jumped
+
+    def _fail(self, sequence: Sequence, fault: Fault, now: float) -> Failed:
+        sequence.finish = Finish("abort", None, fault.message)
+        message = Failed(sequence.uid, fault, sequence.stats(now))
+        self._end(sequence, fault, now)
+        return message
+
     def _publish(self, sequence: Sequence) -> None:
         lease = sequence.lease
         assert lease is not None
         if sequence.computed - lease.published >= self._cache.page_size:
             pages = self._cache.publish(lease, sequence.token_array(sequence.computed), sequence.computed)
             self._planner.remapped(sequence, pages)
+
+
+def fault_of(error: RadixError, sequence: Sequence) -> Fault:
+    """What ended a guided sequence. Where its input is to blame, that is its grammar."""
+    grammar = sequence.request.grammar
+    param = grammar.param if grammar is not None and error.status == 400 else ""
+    return Fault(error.status, error.code, error.message, error.param or param)
 
 
 def _scores(sequence: Sequence, scores: TokenScores | None) -> Scores | None:

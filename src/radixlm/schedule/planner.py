@@ -19,7 +19,7 @@ from radixlm.schedule.ports import Gate, Order
 from radixlm.schedule.queues import Rows, WaitingQueue
 from radixlm.schedule.sequence import Sequence
 from radixlm.schedule.sharing import Sharing
-from radixlm.schedule.writes import PageWrites
+from radixlm.schedule.writes import Writes
 
 #: While memory is ample a decoding row gets pages for this many tokens at a time: fewer table writes, and runs of
 #: neighbouring slots, which some attention paths read without a gather.
@@ -80,7 +80,8 @@ class Planner:
         self._limits = limits
         self._sharing = Sharing(cache.page_size, share)
         self._step = 0
-        self._writes = PageWrites()
+        self._writes = Writes()
+        self._tokens = Writes()
         self._steady: _Steady | None = None
         self._retry_at = 0  # step at which admission is tried again after it came to nothing
 
@@ -215,8 +216,9 @@ class Planner:
         sequence.row = self._rows.take()
         sequence.dispatched = sequence.computed = lease.matched
         sequence.known_pages = lease.matched // self._cache.page_size
+        sequence.unwritten = -1  # the join tells all of them
         if sequence.retractions == 0:
-            sequence.cached_tokens = lease.matched
+            sequence.cached_tokens = min(lease.matched, sequence.prompt_len)
         return _Span(sequence, lease.matched, length)
 
     # ---- freezing
@@ -225,6 +227,7 @@ class Planner:
         self._step += 1
         count = len(spans)
         samples = np.zeros(count, np.bool_)
+        wants_history = False
         decodes = itertools.takewhile(lambda span: span.length == 1, spans)
         shared = self._sharing.groups([_lease(span.sequence) for span in decodes])
         for i, span in enumerate(spans):
@@ -234,8 +237,13 @@ class Planner:
             if s.pending == 0 and s.remaining > 0:
                 samples[i] = True
                 s.promised += 1
+                wants_history = wants_history or s.wants_history
             self._write_new_pages(s)
+            if s.unwritten >= 0:
+                self._tokens.add(s.row, s.unwritten, s.tokens[s.unwritten :].tolist())
+                s.unwritten = -1
         page_rows, page_index, page_ids = self._writes.take()
+        token_rows, token_positions, token_ids = self._tokens.take()
         return Plan(
             step=self._step,
             rows=np.array([span.sequence.row for span in spans], np.int32),
@@ -247,6 +255,10 @@ class Planner:
             page_index=page_index,
             page_ids=page_ids,
             shared=shared,
+            token_rows=token_rows,
+            token_positions=token_positions,
+            token_ids=token_ids,
+            wants_history=wants_history,
         )
 
     def _write_new_pages(self, sequence: Sequence) -> None:
@@ -291,13 +303,14 @@ class _Steady:
         self._samples = plan.samples
         # Position whose token is the last one to sample: the plan after it cannot sample.
         self._last = np.array([s.limit - 1 for s in sequences], np.int32)
+        self._guided = [s for s in sequences if s.guide is not None]
         self._room = np.array([self._held(s) for s in sequences], np.int32)
 
     def _held(self, sequence: Sequence) -> int:
         assert sequence.lease is not None
         return len(sequence.lease.pages) * self._page_size
 
-    def move_on(self, cache: Cache, writes: PageWrites, step: int) -> Plan | None:
+    def move_on(self, cache: Cache, writes: Writes, step: int) -> Plan | None:
         """The next plan, or None if some row needs more than one more token's worth of thought."""
         starts = self._starts
         if (starts >= self._last).any():
@@ -312,9 +325,19 @@ class _Steady:
             s.promised += 1
             s.in_flight += 1
         self._starts = starts + 1
-        return Plan(step, self._rows, starts, self._ones, self._samples, (), *writes.take(), self._shared)
+        return Plan(
+            step,
+            self._rows,
+            starts,
+            self._ones,
+            self._samples,
+            (),
+            *writes.take(),
+            self._shared,
+            wants_history=any(s.wants_history for s in self._guided),
+        )
 
-    def _grow(self, cache: Cache, writes: PageWrites, short: list[int]) -> bool:
+    def _grow(self, cache: Cache, writes: Writes, short: list[int]) -> bool:
         """Pages for the rows that have none left. False: memory is getting short, the careful path decides."""
         if cache.headroom() <= 4 * RUN * len(self.sequences):
             return False

@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from radixlm.base.plan import Outcome, Plan
+import numpy as np
+
+from radixlm.base.errors import RadixError
+from radixlm.base.plan import Ints, Outcome, Plan
 from radixlm.base.request import Request
 from radixlm.cache.ports import Cache
-from radixlm.schedule.committer import Committer
+from radixlm.schedule.committer import Committer, fault_of
 from radixlm.schedule.gates import PrefixGate
+from radixlm.schedule.guide import MakeTicket
 from radixlm.schedule.planner import OutOfPages, Planner, StepLimits
 from radixlm.schedule.policy import OutputEstimate, make_order
 from radixlm.schedule.ports import Gate
 from radixlm.schedule.queues import Rows, WaitingQueue
 from radixlm.schedule.sequence import Sequence
+from radixlm.schedule.steering import Steering
 from radixlm.wire.messages import Begin, Extra, Failed, Fault, Finish, ToDetokenizer, Tokens
 
 #: Deadlines are looked at this often, in seconds.
@@ -33,6 +38,7 @@ class Settings:
         queue_timeout, request_timeout: seconds; 0 for no limit.
         preemption: None, or the priority difference at which a running sequence makes way.
         shared_prefix: decode plans name the rows that share a prefix (`Plan.shared`).
+        jump_forward: forced tokens that are worth a longer span (see `steering`); 0: they are sampled one by one.
     """
 
     context_length: int
@@ -47,6 +53,7 @@ class Settings:
     request_timeout: float = 0.0
     preemption: int | None = None
     shared_prefix: bool = False
+    jump_forward: int = 1
     seed: int = 0
 
 
@@ -63,6 +70,7 @@ class Counters:
     finished_length: int = 0
     finished_abort: int = 0
     steps: int = 0
+    jump_forward_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -72,7 +80,12 @@ class _Flight:
 
 
 class Scheduler:
-    def __init__(self, cache: Cache, settings: Settings) -> None:
+    """
+    Args:
+        make_ticket: starts to make what steers a request (see `guide`); None: no request is steered.
+    """
+
+    def __init__(self, cache: Cache, settings: Settings, make_ticket: MakeTicket | None = None) -> None:
         self.cache = cache
         self.settings = settings
         self.counters = Counters()
@@ -82,9 +95,13 @@ class Scheduler:
         self._rows = Rows(settings.max_running)
         self._estimate = OutputEstimate(settings.conservativeness)
         gates: list[Gate] = [PrefixGate(cache)]
+        self._steering: Steering | None = None
+        if make_ticket is not None:
+            self._steering = Steering(make_ticket, settings.jump_forward)
+            gates.append(self._steering)
         order = make_order(settings.policy, cache, settings.lpm_max_wait, settings.seed)
         self._planner = Planner(cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix)
-        self._committer = Committer(cache, self._planner, self._ended)
+        self._committer = Committer(cache, self._planner, self._ended, self._steering)
         self._flights: deque[_Flight] = deque()
         self._look_at_deadlines = 0.0
         self._outbox: list[ToDetokenizer] = []
@@ -121,11 +138,15 @@ class Scheduler:
         self.waiting.add(sequence)
         self._planner.changed()
         self._outbox.append(Begin(request.uid, sequence.prompt_len, request.text))
+        if self._steering is not None:
+            self._steering.arrived(sequence)
 
     def _refusal(self, request: Request) -> Fault | None:
         length, pool = len(request.tokens), self.cache.pages * self.cache.page_size
         if request.uid in self._live:
             return Fault(409, "duplicate_uid", f"sequence {request.uid} is already there")
+        if self._steering is None and (request.grammar is not None or request.thinking is not None):
+            return Fault(501, "not_served", "this engine takes no grammars and no budgets for thinking")
         if length == 0:
             return Fault(400, "empty_prompt", "the prompt has no tokens")
         if length > self.settings.context_length:
@@ -199,6 +220,7 @@ class Scheduler:
 
     def _count(self, sequence: Sequence, how: Finish | Fault) -> None:
         c = self.counters
+        c.jump_forward_tokens += sequence.jumped
         kind = how.kind if isinstance(how, Finish) else "abort"
         if kind == "stop":
             c.finished_stop += 1
@@ -234,6 +256,8 @@ class Scheduler:
         if now >= self._look_at_deadlines:
             self._end_overdue(now)
             self._look_at_deadlines = now + DEADLINE_INTERVAL
+        if self._steering is not None:
+            self._take_guides(self._steering, now)
         if self.settings.preemption is not None and self.waiting and not self._make_way(self.settings.preemption):
             return None
         while True:
@@ -262,6 +286,50 @@ class Scheduler:
         messages, generated = self._committer.commit(plan, flight.sequences, outcome, now)
         self._outbox.extend(messages)
         self.counters.generation_tokens += generated
+
+    def masks(self, plan: Plan, now: float) -> dict[int, Ints]:
+        """Ids allowed for the samples of the newest plan, by span; spans that are not named may sample anything.
+
+        To be asked for when every step before it is settled (see `Plan.wants_history`).
+        """
+        flight = self._flights[-1]
+        assert flight.plan is plan
+        masks: dict[int, Ints] = {}
+        for i, s in enumerate(flight.sequences):
+            if s.guide is None or s.finish is not None or s.foretold or not plan.samples[i]:
+                continue
+            try:
+                words = s.guide.mask()
+            except RadixError as error:
+                self._fail(s, fault_of(error, s), now)
+            else:
+                if words is not None:
+                    masks[i] = words
+        return masks
+
+    def _take_guides(self, steering: Steering, now: float) -> None:
+        """Sequences whose guides are ready may enter, with what is forced behind their prompts."""
+        for sequence, error in steering.ready():
+            self._planner.changed()
+            try:
+                if error is not None:
+                    raise error
+                if sequence.request.logprobs is not None or sequence.limit <= sequence.prompt_len:
+                    continue  # its prompt has to be computed, whatever comes behind it
+                said = steering.advance(sequence)
+            except RadixError as refusal:
+                self._fail(sequence, fault_of(refusal, sequence), now)
+                continue
+            if sequence.finish is None:
+                sequence.unsaid = len(said)
+                continue
+            # All of the text was forced: there is nothing to compute.
+            sequence.started = sequence.first_token = now
+            uids, ids = np.full(len(said), sequence.uid, np.int64), np.array(said, np.int32)
+            extra = Extra(sequence.uid, None, None, sequence.finish, sequence.stats(now))
+            self._outbox.append(Tokens(uids.tobytes(), ids.tobytes(), [extra]))
+            self.counters.generation_tokens += len(said)
+            self._ended(sequence, sequence.finish, now)
 
     def _count_entry(self, sequence: Sequence) -> None:
         if sequence.retractions == 0:
@@ -295,6 +363,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.dispatched = sequence.computed = sequence.known_pages = 0
+        sequence.unwritten = -1
         sequence.retractions += 1
         self.counters.retractions += 1
         self.waiting.add(sequence)

@@ -9,6 +9,7 @@ import numpy as np
 from radixlm.base.plan import Ints
 from radixlm.base.request import LogprobParams, Request
 from radixlm.cache.ports import Lease
+from radixlm.schedule.guide import Guide
 from radixlm.wire.messages import Finish, Stats
 
 
@@ -29,12 +30,17 @@ class Sequence:
         known_pages: how many of its lease's pages the device's page table has.
         scored: prompt positions below this have had their log-probabilities sent.
         finish: set once it has ended; later tokens of steps in flight are dropped.
+        guide: what steers it, None for nothing. It has taken every token behind the prompt.
+        jumped: tokens that were appended without sampling.
+        foretold: samples in flight that are dropped, because their tokens were forced and are known already.
+        unwritten: first position whose token the device has not been told, -1 for none.
+        unsaid: forced tokens right behind the prompt that go out with the first step.
     """
 
     __slots__ = (
-        "cached_tokens", "computed", "dispatched", "ended", "finish", "first_token", "in_flight", "known_pages",
-        "lease", "limit", "promised", "prompt_len", "request", "retractions", "row", "scored", "started", "stop_ids",
-        "tokens", "uid",
+        "cached_tokens", "computed", "dispatched", "ended", "finish", "first_token", "foretold", "guide", "in_flight",
+        "jumped", "known_pages", "lease", "limit", "promised", "prompt_len", "request", "retractions", "row", "scored",
+        "started", "stop_ids", "tokens", "uid", "unsaid", "unwritten",
     )  # fmt: skip
 
     def __init__(self, request: Request, limit: int, eos_ids: frozenset[int]) -> None:
@@ -59,6 +65,11 @@ class Sequence:
         self.started = 0.0
         self.first_token = 0.0
         self.ended = False
+        self.guide: Guide | None = None
+        self.jumped = 0
+        self.foretold = 0
+        self.unwritten = -1
+        self.unsaid = 0
 
     @property
     def pending(self) -> int:
@@ -90,6 +101,11 @@ class Sequence:
             limit = min(limit, max(scores.prompt_from, self.scored, 1) - 1)
         return limit
 
+    @property
+    def wants_history(self) -> bool:
+        """What its newest promised token may be depends on tokens that are not known yet."""
+        return self.guide is not None and self.guide.slack < self.promised
+
     def token_array(self, upto: int | None = None) -> Ints:
         return np.array(self.tokens if upto is None else self.tokens[:upto], dtype=np.int32)
 
@@ -111,4 +127,5 @@ class Sequence:
             started=self.started,
             first_token=self.first_token,
             ended=now,
+            jump_forward_tokens=self.jumped,
         )

@@ -40,11 +40,12 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """An error of one request, as it crosses processes (see `base.errors.by_status`)."""
+    """An error of one request, as it crosses processes (see `base.errors.by_status`). `param`: the field at fault."""
 
     status: int
     code: str
     message: str
+    param: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True):
     started: float  # first step that computed it
     first_token: float
     ended: float
+    jump_forward_tokens: int = 0  # appended without sampling: their text was forced
 
 
 class Scores(msgspec.Struct, frozen=True, array_like=True):

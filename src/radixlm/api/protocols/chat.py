@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from radixlm.api import errors
-from radixlm.api.errors import NotSupported
 from radixlm.api.hub import Stage
 from radixlm.api.protocols.chat_formats import carried
 from radixlm.api.protocols.chat_prompt import ChatPrompt, Reasoning, render
@@ -79,9 +78,8 @@ async def prepare(asked: ChatWish, service: Service) -> Chat:
     """
     rendered = await render(asked.prompt, service)
     formats = service.served.formats
-    carries = carried(asked.prompt, rendered, asked.grammar, formats, service.tokenizer)
-    if carries.grammar is not None or carries.thinking is not None:
-        raise NotSupported("forcing a call, strict tools and a budget for reasoning are not supported yet")
+    grammar = asked.grammar if asked.grammar is not None else asked.wish.grammar
+    carries = carried(asked.prompt, rendered, grammar, formats, service.tokenizer)
     prompt = Prompt(carries.tokens)
     requests = [
         msgspec.structs.replace(

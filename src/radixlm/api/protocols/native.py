@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from radixlm.api.limits import Json, check_count, check_name
+from radixlm.api.protocols import constraints
 from radixlm.api.protocols.fields import Reader, refuse
 from radixlm.api.protocols.job import Job
 from radixlm.api.protocols.native_form import Generated, Look
@@ -45,10 +46,6 @@ REFUSED = {
     "bootstrap_room": "separate prefill and decode",
 }
 REFUSED_SAMPLING = {
-    "json_schema": "constrained decoding",
-    "regex": "constrained decoding",
-    "ebnf": "constrained decoding",
-    "structural_tag": "constrained decoding",
     "custom_params": "custom logit processors",
 }
 
@@ -138,7 +135,7 @@ def _check_total(wishes: Sequence[Wish], param: str, service: Service) -> None:
 
 def _check_names(params: Json) -> None:
     """A mistyped sampling parameter is an error here: nothing but us reads this dict."""
-    known = {*SAMPLING.names, *TEXT.names, *REFUSED_SAMPLING}
+    known = {*SAMPLING.names, *TEXT.names, *constraints.FIELDS, *REFUSED_SAMPLING}
     for name in params:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

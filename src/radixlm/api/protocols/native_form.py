@@ -110,6 +110,8 @@ class Item:
         if delta.stats is not None:
             meta["cached_tokens"] = delta.stats.cached_tokens
             meta["num_retractions"] = delta.stats.retractions
+            if self.request.grammar is not None or self.request.thinking is not None:
+                meta["jump_forward_tokens"] = delta.stats.jump_forward_tokens
         if delta.finish is not None or delta.fault is not None:
             self._score_lone_token()
             meta["finish_reason"] = _finish_reason(delta, meta["completion_tokens"])

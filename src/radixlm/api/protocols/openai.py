@@ -34,15 +34,6 @@ TEXT = Reader(TextFields, {"include_stop_str_in_output": "keep_stop", "no_stop_t
 
 #: Refused when set: each would change the answer if it were ignored. Everything else that is unknown is ignored.
 UNSERVED: Mapping[str, str] = {
-    "regex": "constrained decoding",
-    "ebnf": "constrained decoding",
-    "json_schema": "constrained decoding",
-    "structural_tag": "constrained decoding",
-    "structured_outputs": "constrained decoding",
-    "guided_json": "constrained decoding",
-    "guided_regex": "constrained decoding",
-    "guided_choice": "constrained decoding",
-    "guided_grammar": "constrained decoding",
     "lora_path": "adapters",
     "session_params": "sessions",
     "custom_logit_processor": "code in requests",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -46,7 +45,6 @@ class ChatFields(msgspec.Struct, kw_only=True, frozen=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     modalities: list[str] | None = None
-    response_format: dict[str, Any] | None = None
 
 
 FIELDS = Reader(ChatFields)
@@ -73,9 +71,6 @@ def _check_served(fields: ChatFields) -> None:
     for modality in fields.modalities or ():
         if modality != "text":
             raise NotSupported(f"modality {modality[:40]!r} is not supported; answers are text", param="modalities")
-    kind = (fields.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise NotSupported(f"response_format {str(kind)[:40]!r} is not supported", param="response_format")
 
 
 def _logprobs(fields: ChatFields, service: Service) -> LogprobParams | None:

@@ -37,7 +37,6 @@ MAX_TOKENS = 16
 REFUSED = {
     **UNSERVED,
     "suffix": "insertion",
-    "response_format": "constrained decoding",
     "prompt_logprobs": "use echo with logprobs",
 }
 
@@ -54,7 +53,7 @@ FIELDS = Reader(CompletionFields)
 
 async def parse(body: Json, service: Service) -> Job:
     common = read_common(body, service, id_prefix="cmpl", max_new_tokens=MAX_TOKENS)
-    _refuse(body)
+    refuse(body, REFUSED)
     fields = FIELDS.read(body)
     _check_best_of(fields.best_of, common)
     if body.get("prompt") is None:
@@ -69,15 +68,6 @@ async def parse(body: Json, service: Service) -> Job:
     return Job(
         tuple(requests), common.rid, common.stream, Completions(common, prompts, bool(fields.echo), logprobs, service)
     )
-
-
-def _refuse(body: Json) -> None:
-    plain = {name: value for name, value in body.items() if not (name == "response_format" and _is_text(value))}
-    refuse(plain, REFUSED)
-
-
-def _is_text(response_format: object) -> bool:
-    return isinstance(response_format, dict) and response_format.get("type") == "text"
 
 
 def _check_best_of(best_of: int | None, common: Common) -> None:

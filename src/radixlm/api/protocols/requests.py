@@ -65,6 +65,7 @@ def requests_for(
             sampling=msgspec.structs.replace(sampling, seed=seed_of(seed, choice)),
             text=text,
             logprobs=logprobs,
+            grammar=wish.grammar,
             namespace=stands.namespace,
             priority=stands.priority,
             arrival=now,

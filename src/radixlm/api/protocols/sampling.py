@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from radixlm.api.limits import Json, check_count
+from radixlm.api.protocols.constraints import read_grammar
 from radixlm.api.protocols.fields import Reader
 from radixlm.api.service import Service
 from radixlm.base.errors import BadRequest, ContextLengthExceeded
-from radixlm.base.request import TextParams
+from radixlm.base.request import Grammar, TextParams
 from radixlm.base.sampling import MAX_SEED, SamplingParams
 from radixlm.config.schema import LimitsConfig
 from radixlm.text.stop import compile_stops
@@ -61,12 +62,14 @@ class Wish:
     Attributes:
         seeded: the client gave the seed; else each prompt gets one of its own.
         choices: how many continuations (`n`).
+        grammar: what they must match.
     """
 
     sampling: SamplingParams
     seeded: bool
     text: TextParams
     choices: int
+    grammar: Grammar | None = None
 
 
 def read_wish(
@@ -99,7 +102,8 @@ def read_wish(
         text_params = _text_params(asked_text, stream, params.min_new_tokens, service)
     except BadRequest as error:
         raise text.renamed(error, body) from None
-    return Wish(params, asked.seed is not None, text_params, choices)
+    grammar = read_grammar(body, lambda field: sampling.public(field, body))
+    return Wish(params, asked.seed is not None, text_params, choices, grammar)
 
 
 def _sampling_params(asked: SamplingFields, max_new_tokens: int | None, service: Service) -> SamplingParams:

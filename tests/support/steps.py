@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from radixlm.base.request import LogprobParams, Request, TextParams
 from radixlm.base.sampling import SamplingParams
 from radixlm.cache.manager import RadixManager
 from radixlm.cache.ports import Cache
+from radixlm.schedule.guide import MakeTicket
 from radixlm.schedule.planner import StepLimits
 from radixlm.schedule.scheduler import Scheduler, Settings
 from radixlm.wire.messages import Failed, Fault, Finish, Stats, Tokens
@@ -52,7 +54,7 @@ class RecomputingRunner:
         self._slots = np.full(pages * page_size, -1, np.int64)
         self._page_size = page_size
 
-    def run(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan, masks: Mapping[int, np.ndarray] | None = None) -> Outcome:
         for join in plan.joins:
             self._pages[join.row] = -1
             self._pages[join.row, : len(join.pages)] = join.pages
@@ -64,8 +66,8 @@ class RecomputingRunner:
         ):
             self._put(row, position, token)
         sampled = []
-        for row, start, length, samples in zip(
-            plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), plan.samples.tolist(), strict=True
+        for i, (row, start, length, samples) in enumerate(
+            zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), plan.samples.tolist(), strict=True)
         ):
             positions = np.arange(start + length)
             pages = self._pages[row, positions // self._page_size]
@@ -75,7 +77,11 @@ class RecomputingRunner:
             assert not len(wrong), f"step {plan.step}: row {row} reads position {wrong[0]}, which is not its own KV"
             self._slots[slots[start:]] = self._sums[row, start : start + length]
             if samples:
-                sampled.append(self._sums[row, start + length - 1].item() % VOCAB)
+                number = self._sums[row, start + length - 1].item()
+                sampled.append(number % VOCAB)
+                if masks and i in masks:
+                    allowed = np.flatnonzero(np.unpackbits(masks[i].view(np.uint8), bitorder="little"))
+                    sampled[-1] = int(allowed[number % len(allowed)])
                 self._put(row, start + length, sampled[-1])
         return Outcome(plan.step, sampled)
 
@@ -143,7 +149,12 @@ class Driver:
                     )
                 ]
             )
-            self._flights.append((plan, self._runner.run(plan)))
+            masks = None
+            if plan.wants_history:
+                while self._flights:
+                    self.scheduler.commit(*self._flights.popleft(), self.now)
+                masks = self.scheduler.masks(plan, self.now)
+            self._flights.append((plan, self._runner.run(plan, masks)))
         if self._flights and (plan is None or len(self._flights) >= self.depth):
             self.scheduler.commit(*self._flights.popleft(), self.now)
         self._listen()
@@ -177,9 +188,14 @@ class Driver:
 
 
 def make_driver(
-    pages: int = 20_000, page_size: int = 1, depth: int = 1, cache: Cache | None = None, **changes: Any
+    pages: int = 20_000,
+    page_size: int = 1,
+    depth: int = 1,
+    cache: Cache | None = None,
+    make_ticket: MakeTicket | None = None,
+    **changes: Any,
 ) -> Driver:
-    return Driver(Scheduler(cache or RadixManager(pages, page_size), settings(**changes)), depth)
+    return Driver(Scheduler(cache or RadixManager(pages, page_size), settings(**changes), make_ticket), depth)
 
 
 __all__ = [

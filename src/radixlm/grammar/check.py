@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from radixlm.grammar.base import SchemaError
+from radixlm.grammar.expression import searched
 
 #: Nesting of a schema, objects and lists alike.
 MAX_DEPTH = 128
@@ -30,14 +31,10 @@ LLGUIDANCE = frozenset(
     (
         "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas", "dependencies", "if", "not",
         "propertyNames", "unevaluatedItems", "unevaluatedProperties", "uniqueItems", "additionalItems", "$dynamicRef",
-        "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "x-guidance", "divisibleBy", "disallow", "extends",
+        "$recursiveRef", "$dynamicAnchor", "$recursiveAnchor", "$id", "x-guidance", "divisibleBy", "disallow",
+        "extends",
     )
 )  # fmt: skip
-
-#: The same for xgrammar, which ignores many keywords silently.
-XGRAMMAR = LLGUIDANCE | frozenset(
-    ("allOf", "oneOf", "multipleOf", "patternProperties", "minProperties", "maxProperties", "format", "$id", "$anchor")
-)
 
 #: Values of keywords that restrict nothing.
 _NOTHING: Mapping[str, tuple[Any, ...]] = {
@@ -48,7 +45,6 @@ _NOTHING: Mapping[str, tuple[Any, ...]] = {
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "dependencies": ({},),
-    "minContains": (),
 }
 
 
@@ -64,13 +60,28 @@ def parse_schema(text: str) -> Any:
 
 
 def check_schema(schema: Any, refused: frozenset[str], backend: str) -> None:
-    """Raises `SchemaError` for the first keyword that the backend cannot enforce."""
+    """Raises `SchemaError` for the first keyword that the backend cannot enforce. Those that say nothing are taken out
+    of the schema.
+    """
     for place, found in _schemas(schema):
-        for keyword in found:
-            if keyword in refused and found[keyword] not in _NOTHING.get(keyword, ()):
+        for keyword in [keyword for keyword in found if keyword in refused and keyword != "$id"]:
+            if found[keyword] not in _NOTHING.get(keyword, ()):
                 raise SchemaError(f"schema keyword {keyword!r} at {place} cannot be enforced ({backend}); leave it out")
+            del found[keyword]
+        if place != "$" and "$id" in found and "$id" in refused:
+            raise SchemaError(f"$id at {place}: a schema within a schema cannot have an address of its own ({backend})")
         if "$ref" in found and not isinstance(found["$ref"], str):
             raise SchemaError(f"$ref at {place} must be a text")
+
+
+def common_patterns(schema: Any) -> None:
+    """Rewrite the schema's patterns, in place, to what they mean by the standard and by Python alike."""
+    for _, found in _schemas(schema):
+        if isinstance(found.get("pattern"), str):
+            found["pattern"] = searched(found["pattern"])
+        named = found.get("patternProperties")
+        if isinstance(named, dict):
+            found["patternProperties"] = {searched(pattern): item for pattern, item in named.items()}
 
 
 def _schemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -47,6 +47,8 @@ _ASCII_CLASSES = {
     "CATEGORY_NOT_SPACE": f"[^{_SPACES}]",
     "CATEGORY_NOT_WORD": "[^0-9A-Za-z_]",
 }
+#: Where the standard's classes, which are those of ASCII, have to hold as well as Python's.
+_STANDARD_CLASSES = {**_CLASSES, "CATEGORY_WORD": "0-9A-Za-z_"}
 #: Members of a set that contain everything both tables have of a class: for sets that exclude it.
 _WIDE_CLASSES = {
     "CATEGORY_DIGIT": "\\p{Nd}",
@@ -58,6 +60,9 @@ _WIDE_CLASSES = {
 }
 
 _BEGINNINGS, _ENDINGS = ("AT_BEGINNING", "AT_BEGINNING_STRING"), ("AT_END", "AT_END_STRING")
+
+#: A flag beside those of `re`: a pattern of a JSON schema.
+_STANDARD = 1 << 24
 
 _UNSUPPORTED = {
     "ASSERT": "look-around",
@@ -87,6 +92,23 @@ def translated(pattern: str) -> str:
         return _sequence(list(tree), tree.state.flags, True, True)
     except RecursionError:
         raise GrammarError("the regex is nested too deep") from None
+
+
+def searched(pattern: str) -> str:
+    """A pattern of a JSON schema, so that what matches it does by the standard (ECMA 262) and by Python alike.
+
+    It need not match the whole text; anchors stay. A pattern that is not in the common subset is returned as it is.
+    """
+    try:
+        re.compile(pattern)
+        tree = _parser.parse(pattern)
+        nodes, flags = list(tree), tree.state.flags
+        first = bool(nodes) and _is_anchor(nodes[0], flags, _BEGINNINGS[:1])
+        last = len(nodes) > first and _is_anchor(nodes[-1], flags, _ENDINGS[:1])
+        body = _sequence(nodes[first : len(nodes) - last], flags | _STANDARD, False, False)
+    except (re.error, RecursionError, OverflowError, GrammarError):
+        return pattern
+    return f"{'^' if first else ''}(?:{body}){'$' if last else ''}"
 
 
 def quoted(text: str) -> str:
@@ -171,7 +193,12 @@ def _set(members: list[Any], flags: int) -> str:
     negated = members[0][0] is _op.NEGATE
     if negated and flags & re.IGNORECASE:
         raise GrammarError("the regex ignores case in a set that excludes characters, which is not supported")
-    classes = _ASCII_CLASSES if flags & re.ASCII else _WIDE_CLASSES if negated else _CLASSES
+    if flags & re.ASCII:
+        classes = _ASCII_CLASSES
+    elif negated:
+        classes = _WIDE_CLASSES
+    else:
+        classes = _STANDARD_CLASSES if flags & _STANDARD else _CLASSES
     parts = []
     for op, value in members[negated:]:
         if op is _op.LITERAL:

@@ -142,7 +142,10 @@ def _source(grammar: Grammar) -> str:
 
 
 def _json(schema: Any) -> str:
+    if schema is True:
+        schema = {}
     check.check_schema(schema, check.LLGUIDANCE, "llguidance")
+    check.common_patterns(schema)
     try:
         text = msgspec.json.encode(schema).decode()
         return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_FORM)  # type: ignore[arg-type]

@@ -55,9 +55,9 @@ def to_lark(text: str) -> str:
             if not structure.begin.startswith(trigger):
                 continue
             check.check_schema(structure.schema, check.LLGUIDANCE, "llguidance")
-            schema = {**structure.schema} if isinstance(structure.schema, dict) else structure.schema
+            check.common_patterns(structure.schema)
             rest, end = structure.begin[len(trigger) :], structure.end
-            value = f"%json {json.dumps(schema)}" if schema is not True else "%json {}"
+            value = f"%json {json.dumps({} if structure.schema is True else structure.schema)}"
             bodies.append(" ".join(part for part in (_literal(rest), value, _literal(end)) if part))
         if not bodies:
             continue

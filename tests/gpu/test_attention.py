@@ -74,6 +74,21 @@ def test_equal_to_the_reference(dtype: torch.dtype, spec: str, batch: str, page_
     assert error < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_keys_and_values_of_8_bits(kv_dtype: torch.dtype, spec: str, batch: str, page_size: int) -> None:
+    """The reference reads the same rounded numbers: what differs is the arithmetic alone."""
+    from radixlm.attention.triton import TritonAttention
+
+    inputs, pages = make_step(BATCHES[batch], page_size, torch.device("cuda"))
+    got = attended(TritonAttention(), inputs, pages, SPECS[spec], torch.bfloat16, kv_dtype=kv_dtype).float()
+    expected = attended(TorchReference(), inputs, pages, SPECS[spec], torch.bfloat16, kv_dtype=kv_dtype).float()
+    assert torch.isfinite(got).all()
+    assert (got - expected).norm() / expected.norm() < 1e-2
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("case", SHARED)
 @pytest.mark.parametrize("spec", SPECS)

@@ -247,10 +247,18 @@ def test_choosing_explains_itself() -> None:
     ids=lambda value: None if isinstance(value, Capabilities) else str(value),
 )
 def test_objections(able: Capabilities, reason: str | None) -> None:
-    assert objection(able, "cpu", torch.float32, [SPECS["capped window"]], 1) == reason
+    assert objection(able, "cpu", torch.float32, [SPECS["capped window"]], 1, torch.float32) == reason
+
+
+def test_a_cache_of_other_numbers_is_refused_by_those_who_cannot_read_it() -> None:
+    able = Capabilities(frozenset(), kv_dtypes=frozenset({torch.float16}))
+    assert objection(able, "cpu", torch.float32, [], 1, torch.float16) is None
+    reason = objection(able, "cpu", torch.float32, [], 1, torch.float8_e4m3fn)
+    assert reason == "keeps keys and values in float16, float32, not in float8_e4m3fn"
 
 
 def test_the_registry_and_the_backends_agree() -> None:
     for entry in BACKENDS:
-        if objection(Capabilities(frozenset(), requires=entry.capabilities.requires), "", torch.float32, [], 1) is None:
+        bare = Capabilities(frozenset(), requires=entry.capabilities.requires)
+        if objection(bare, "", torch.float32, [], 1, torch.float32) is None:
             assert entry.load()().capabilities == entry.capabilities

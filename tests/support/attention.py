@@ -83,6 +83,7 @@ def attended(
     spec: LayerSpec,
     dtype: torch.dtype,
     seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """What a backend makes of random q, k, v and a pool of random KV; the same for the same seed."""
     device = inputs.slots.device
@@ -91,7 +92,7 @@ def attended(
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
 
-    pool = KVPool([(spec.kv_heads, spec.head_dim)], pages, inputs.page_size, dtype, device)
+    pool = KVPool([(spec.kv_heads, spec.head_dim)], pages, inputs.page_size, kv_dtype or dtype, device)
     pool.heads[0].copy_(draw(*pool.heads[0].shape))
     count = len(inputs.slots)
     q, k = draw(count, spec.heads, spec.head_dim), draw(count, spec.kv_heads, spec.head_dim)

@@ -96,12 +96,14 @@ class Capabilities:
     """What a backend can do. Sets of exact values, never ranges. An empty set means any.
 
     Attributes:
+        kv_dtypes: of keys and values in the pool, where not that of the activations.
         requires: importable modules.
         shared_prefix: decode rows make use of `StepInputs.shared`.
     """
 
     devices: frozenset[str]
     dtypes: frozenset[torch.dtype] = frozenset()
+    kv_dtypes: frozenset[torch.dtype] = frozenset()
     head_dims: frozenset[int] = frozenset()
     page_sizes: frozenset[int] = frozenset()
     window: bool = True

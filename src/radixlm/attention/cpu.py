@@ -12,7 +12,9 @@ from radixlm.attention.scratch import Scratch
 from radixlm.memory.pool import KVPool
 
 CAPABILITIES = Capabilities(
-    devices=frozenset({"cpu"}), dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})
+    devices=frozenset({"cpu"}),
+    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+    kv_dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
 )
 
 

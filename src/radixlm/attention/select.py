@@ -10,6 +10,9 @@ import torch
 from radixlm.attention.base import AttentionBackend, Capabilities, LayerSpec
 from radixlm.base.registry import Choice, Entry, Registry
 
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
+FP8 = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
 #: In order of preference. The capabilities stand here as well, so that choosing imports nothing.
 BACKENDS: Registry[Capabilities] = Registry(
     "attention backend",
@@ -17,7 +20,7 @@ BACKENDS: Registry[Capabilities] = Registry(
         Entry(
             "cpu",
             "radixlm.attention.cpu:CpuAttention",
-            Capabilities(devices=frozenset({"cpu"}), dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16})),
+            Capabilities(devices=frozenset({"cpu"}), dtypes=FLOATS, kv_dtypes=FLOATS),
         ),
         Entry(
             "cudnn",
@@ -37,42 +40,62 @@ BACKENDS: Registry[Capabilities] = Registry(
             "radixlm.attention.triton:TritonAttention",
             Capabilities(
                 devices=frozenset({"cuda"}),
-                dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+                dtypes=FLOATS,
+                kv_dtypes=FLOATS | FP8,
                 head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
                 requires=("triton",),
                 shared_prefix=True,
             ),
         ),
-        Entry("torch_ref", "radixlm.attention.torch_ref:TorchReference", Capabilities(devices=frozenset())),
+        Entry(
+            "torch_ref",
+            "radixlm.attention.torch_ref:TorchReference",
+            Capabilities(devices=frozenset(), kv_dtypes=FLOATS | FP8),
+        ),
     ),
 )
 
 
 def choose(
-    wanted: str, device: str, dtype: torch.dtype, specs: Sequence[LayerSpec], page_size: int
+    wanted: str,
+    device: str,
+    dtype: torch.dtype,
+    specs: Sequence[LayerSpec],
+    page_size: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[AttentionBackend, Choice]:
     """The backend called `wanted`, or the best that can serve these layers if it is `auto`.
 
     Args:
         device: kind of device (cpu, cuda).
         dtype: of activations.
+        kv_dtype: of keys and values in the pool; None: that of activations.
 
     Raises:
         StartupError: the wanted one cannot serve, or is not known; the message says why and what can.
     """
-    choice = BACKENDS.select(wanted, lambda entry: objection(entry.capabilities, device, dtype, specs, page_size))
+    choice = BACKENDS.select(
+        wanted, lambda entry: objection(entry.capabilities, device, dtype, specs, page_size, kv_dtype or dtype)
+    )
     backend: AttentionBackend = BACKENDS.get(choice.name).load()()
     return backend, choice
 
 
 def objection(
-    able: Capabilities, device: str, dtype: torch.dtype, specs: Sequence[LayerSpec], page_size: int
+    able: Capabilities,
+    device: str,
+    dtype: torch.dtype,
+    specs: Sequence[LayerSpec],
+    page_size: int,
+    kv_dtype: torch.dtype,
 ) -> str | None:
     """Why a backend with these capabilities cannot serve, or None."""
     if able.devices and device not in able.devices:
         return f"runs on {_list(able.devices)}, not on {device}"
     if able.dtypes and dtype not in able.dtypes:
         return f"computes in {_list(map(_name, able.dtypes))}, not in {_name(dtype)}"
+    if kv_dtype not in (dtype, *able.kv_dtypes):
+        return f"keeps keys and values in {_list(map(_name, able.kv_dtypes | {dtype}))}, not in {_name(kv_dtype)}"
     odd = {spec.head_dim for spec in specs} - able.head_dims
     if able.head_dims and odd:
         return f"has head sizes {_list(map(str, able.head_dims))}, not {_list(map(str, odd))}"

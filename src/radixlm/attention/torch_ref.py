@@ -7,7 +7,10 @@ import torch
 from radixlm.attention.base import Capabilities, LayerSpec, StepInputs
 from radixlm.memory.pool import KVPool
 
-CAPABILITIES = Capabilities(devices=frozenset())
+CAPABILITIES = Capabilities(
+    devices=frozenset(),
+    kv_dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}),
+)
 
 
 class TorchReference:

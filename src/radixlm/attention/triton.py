@@ -18,6 +18,7 @@ from radixlm.ops.triton_kernels import write_kv
 CAPABILITIES = Capabilities(
     devices=frozenset({"cuda"}),
     dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32}),
+    kv_dtypes=frozenset({torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2}),
     head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
     requires=("triton",),
     shared_prefix=True,

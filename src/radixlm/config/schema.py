@@ -144,7 +144,10 @@ class CacheConfig:
     )
     max_total_tokens: int | None = option(None, "KV pool size in tokens", low=1, shown="from memory")
     kv_cache_dtype: str = option(
-        "auto", "data type of the KV cache", choices=("auto", "float32", "bfloat16", "float16"), aliases=DTYPES
+        "auto",
+        "data type of the KV cache; 8 bits hold twice as many tokens as 16, on GPUs",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2"),
+        aliases=(*DTYPES, ("fp8", "fp8_e4m3")),
     )
     disable_radix_cache: bool = option(False, "do not keep or reuse prefixes", names=("no-enable-prefix-caching",))
     radix_eviction_policy: str = option(

@@ -41,6 +41,9 @@ class KVPool:
         if isinstance(slots, slice):
             keys[slots] = k
             values[slots] = v
+        elif self.dtype.itemsize == 1:  # torch copies numbers of 8 bits by indexing alone
+            keys[slots] = k.to(self.dtype)
+            values[slots] = v.to(self.dtype)
         else:
             keys.index_copy_(0, slots, k.to(self.dtype))
             values.index_copy_(0, slots, v.to(self.dtype))

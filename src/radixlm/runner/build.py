@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from types import MappingProxyType
 
 import msgspec
 import torch
@@ -33,6 +34,10 @@ POOL_SHARE = {"cpu": 0.5, "cuda": 0.85}
 
 #: Sequences running at once by default. A GPU reads its weights, and a prefix that many share, once for all of them.
 MOST_RUNNING = {"cpu": 256, "cuda": 1024}
+
+#: KV cache of 8 bits, by the names users know, and what a GPU must be to convert them.
+FP8 = MappingProxyType({"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2})
+FP8_CAPABLE = (8, 9)
 
 #: Page sizes tried when none was asked for: the first one that the attention backends take.
 PAGE_SIZES = (1, 16, 32, 64)
@@ -78,10 +83,10 @@ def build(
         weights = CountedWeights(opened, journal.report)
         model = family.build(checkpoint.config, weights, dtype, device.torch_device, comm)
     with journal.stage("memory"):
+        kv_dtype = _kv_dtype(config, dtype, device, journal)
         extend, decode, page_size, page_reason = _attention(
-            config.device, config.cache.page_size, model, dtype, device, journal
+            config.device, config.cache.page_size, model, (dtype, kv_dtype), device, journal
         )
-        kv_dtype = _kv_dtype(config, dtype, journal)
         shapes = [(spec.kv_heads, spec.head_dim) for spec in model.layers]
         per_token = sum(2 * heads * dim for heads, dim in shapes) * kv_dtype.itemsize
         _agree(comm, dtype=_short(dtype), kv_cache_dtype=_short(kv_dtype), page_size=page_size)
@@ -132,18 +137,35 @@ def _dtype(config: Config, checkpoint: Checkpoint, device: Device, journal: Jour
     return dtype
 
 
-def _kv_dtype(config: Config, dtype: torch.dtype, journal: Journal) -> torch.dtype:
+def _kv_dtype(config: Config, dtype: torch.dtype, device: Device, journal: Journal) -> torch.dtype:
     if config.cache.kv_cache_dtype == "auto":
         journal.decide("kv_cache_dtype", _short(dtype), "the model's")
         return dtype
-    journal.decide("kv_cache_dtype", config.cache.kv_cache_dtype, "asked for")
-    return _named(config.cache.kv_cache_dtype)
+    asked = config.cache.kv_cache_dtype
+    if asked in FP8 and not _takes_fp8(device):
+        raise StartupError(
+            f"--kv-cache-dtype {asked} needs a GPU of compute capability {'.'.join(map(str, FP8_CAPABLE))} or newer: "
+            "use bfloat16 or float16",
+            param="kv_cache_dtype",
+        )
+    journal.decide("kv_cache_dtype", asked, "asked for")
+    return FP8[asked] if asked in FP8 else _named(asked)
+
+
+def _takes_fp8(device: Device) -> bool:
+    return device.kind == "cuda" and torch.cuda.get_device_capability(device.torch_device) >= FP8_CAPABLE
 
 
 def _attention(
-    config: DeviceConfig, page_size: int | None, model: Model, dtype: torch.dtype, device: Device, journal: Journal
+    config: DeviceConfig,
+    page_size: int | None,
+    model: Model,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    device: Device,
+    journal: Journal,
 ) -> tuple[AttentionBackend, AttentionBackend, int, str]:
-    """Backends of extends and of decode steps, and the page size that both take."""
+    """Backends of extends and of decode steps, and the page size that both take. `dtypes`: of activations, of KV."""
+    dtype, kv_dtype = dtypes
     sizes = PAGE_SIZES if page_size is None else (page_size,)
     refusal = StartupError("no page size")
     for size in sizes:
@@ -151,7 +173,9 @@ def _attention(
         try:
             for wanted in (config.prefill_attention_backend, config.decode_attention_backend):
                 found.append(
-                    choose_attention(wanted or config.attention_backend, device.kind, dtype, model.layers, size)
+                    choose_attention(
+                        wanted or config.attention_backend, device.kind, dtype, model.layers, size, kv_dtype
+                    )
                 )
         except StartupError as error:
             refusal = error if size == sizes[0] else refusal

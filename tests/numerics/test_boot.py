@@ -171,6 +171,11 @@ def test_random_weights_are_a_function_of_the_seed(directory: Path) -> None:
     assert text(1) != text(2)
 
 
+def test_a_cache_of_8_bits_needs_a_gpu(directory: Path) -> None:
+    with pytest.raises(StartupError, match=r"--kv-cache-dtype fp8_e4m3 needs a GPU"):
+        start(directory, cache={"kv_cache_dtype": "fp8_e4m3"})
+
+
 def test_what_cannot_start_says_why(directory: Path) -> None:
     with pytest.raises(StartupError, match=r"--context-length is 257; .* was made for 1 to 256 positions"):
         start(directory, model={"context_length": 257})

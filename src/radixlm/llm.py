@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixlm.api.hub import Hub
-from radixlm.api.protocols import native
+from radixlm.api.protocols import native, score
 from radixlm.api.protocols.job import Job
 from radixlm.api.reader import ThreadOutbox
 from radixlm.api.service import Service
@@ -131,6 +131,22 @@ class Engine:
     ) -> Any:
         """Answer a conversation through the model's chat template; answers as `generate`."""
         return self.generate(None, sampling_params, input_ids=self.render(messages), stream=stream)
+
+    def score(
+        self, prompt: str | Sequence[int], continuations: Sequence[str] | Sequence[Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """How probable each continuation of the prompt is. One batch, which computes the prompt once.
+
+        Returns:
+            For each continuation, in their order: {"logprob": the sum, "mean_logprob", "token_logprobs", "token_ids"}.
+
+        Raises:
+            RadixError: what the server's `/v1/score` would answer with a status of 400 and above.
+        """
+        parts = [part if isinstance(part, str) else list(part) for part in continuations]
+        body = {"prompt": prompt if isinstance(prompt, str) else list(prompt), "continuations": parts}
+        data: list[dict[str, Any]] = self._wait(self._scores(body))["data"]
+        return data
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -246,8 +262,13 @@ class Engine:
     async def _job(self, body: dict[str, Any]) -> Job:
         return await native.parse(body, self._service)
 
+    async def _scores(self, body: dict[str, Any]) -> Any:
+        return await self._answer(await score.parse(body, self._service))
+
     async def _whole(self, body: dict[str, Any]) -> Any:
-        job = await self._job(body)
+        return await self._answer(await self._job(body))
+
+    async def _answer(self, job: Job) -> Any:
         with self._hub.submit(job.requests, group=job.rid) as stream:
             deltas = await stream.whole(patient=job.form.patient)
         return msgspec.json.decode(job.form.whole(deltas))

@@ -17,7 +17,10 @@ from radixlm.wire.link import Callback, LocalLink
 from radixlm.wire.messages import Drain, Failed, Submit, Tokens
 
 
-def run_requests(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], new: int, depth: int) -> list[list[int]]:
+def run_requests(
+    options: Mapping[str, Any], prompts: Sequence[Sequence[int]], new: int, depth: int, **more: Any
+) -> list[list[int]]:
+    """`more`: further fields of every request."""
     inbox: LocalLink[Any] = LocalLink()
     answers: dict[int, list[int]] = {uid: [] for uid in range(len(prompts))}
 
@@ -28,9 +31,9 @@ def run_requests(options: Mapping[str, Any], prompts: Sequence[Sequence[int]], n
             for uid, token in zip(uids.tolist(), ids.tolist(), strict=True):
                 answers[uid].append(token)
 
-    sampling = SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True)
+    more = {"sampling": SamplingParams(max_new_tokens=new, temperature=0.0, ignore_eos=True), **more}
     for uid, prompt in enumerate(prompts):
-        inbox.send(Submit(Request(uid=uid, rid=str(uid), tokens=tuple(prompt), sampling=sampling)))
+        inbox.send(Submit(Request(uid=uid, rid=str(uid), tokens=tuple(prompt), **more)))
     inbox.send(Drain(600.0))
     sink: Callback[Any] = Callback(hear)
     with started(override(Config(), options), lambda stage, fraction: None, lambda reason: None) as booted:

@@ -71,3 +71,9 @@ def odd(servers: Servers) -> Iterator[Server]:
 def real(servers: Servers) -> Iterator[Server]:
     """The default model, in float32."""
     yield from servers.lend("real")
+
+
+@pytest.fixture
+def thinker(servers: Servers) -> Iterator[Server]:
+    """A random model that reasons, as its template has it."""
+    yield from servers.lend("thinker")

@@ -56,6 +56,10 @@ def _odd(models: Path) -> Server:
     return Server(tiny.odd(models / "odd"), *POOL)
 
 
+def _thinker(models: Path) -> Server:
+    return Server(tiny.thinker(models / "thinker"), *POOL)
+
+
 def _real(models: Path) -> Server:
     return Server("smollm2", "--dtype", "float32", "--max-total-tokens", "16384", name="smollm2")
 
@@ -68,6 +72,7 @@ SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "narrow": _narrow,
     "keyed": _keyed,
     "odd": _odd,
+    "thinker": _thinker,
     "real": _real,
 }
 

@@ -161,6 +161,20 @@ def repeater(path: Path) -> Path:
     return write(path, shape, repeater_weights(shape), chat_template=REPEATER_TEMPLATE)
 
 
+#: The thinker's: the reasoning is opened unless it is not wanted.
+THINKER_TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is not defined or enable_thinking %}<think>
+{% endif %}"""
+
+
+def thinker(path: Path) -> Path:
+    """A random model whose template has it reason."""
+    shape = config()
+    return write(path, shape, random_weights(shape, seed=5), chat_template=THINKER_TEMPLATE)
+
+
 #: The odd model's: `odd` says what is odd about it.
 ODD_TEMPLATE = """{% if messages[0].role == 'system' %}{{ raise_exception('I know no system role, sorry') }}{% endif %}
 {% for m in messages %}<|im_start|>{{ m.role }}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from radixlm.base.request import Parsing
-from radixlm.text.parsers.choose import choose
+from radixlm.base.request import Parsing, Request, Thinking
+from radixlm.text.parsers.choose import Formats, choose
 from support.server import TEMPLATE, Answer, Api
 
 Json = dict[str, Any]
@@ -287,6 +287,90 @@ def test_reasoning_before_calls(thinking: Api) -> None:
     assert message["reasoning_content"] == f"why {PINGED}" and message["content"] is None
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+# ---- what the requests carry
+
+
+def carried(api: Api, **fields: Any) -> Request:
+    assert api.chat(max_tokens=1, **fields).status == 200
+    return api.engine.requests[-1]
+
+
+def test_grammars_of_calls(api: Api) -> None:
+    for fields in ({"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}):
+        grammar = carried(api, tools=[F, PING], **fields).grammar
+        assert grammar is not None and grammar.kind == "ebnf" and grammar.after == () and "f" in grammar.text
+        assert ("ping" in grammar.text) is (fields["tool_choice"] == "required")
+    assert carried(api, tools=[F]).grammar is None
+    assert carried(api, tools=[F], parallel_tool_calls=True).grammar is None
+    assert carried(api, tools=[F], parallel_tool_calls=False).grammar is not None
+    strict = {"type": "function", "function": {**F["function"], "strict": True}}
+    assert carried(api, tools=[strict]).grammar is not None
+    assert carried(api, tools=[strict], tool_choice="none").grammar is None
+    named = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [PING]}}
+    parsing = carried(api, tools=[F, PING], tool_choice=named).text.parsing
+    assert parsing is not None and parsing.names == ("ping",)
+
+
+def test_several_forced_calls_are_asked_for(api: Api) -> None:
+    texts = []
+    for fields in ({}, {"parallel_tool_calls": False}, {"parallel_tool_calls": True}):
+        grammar = carried(api, tools=[PING], tool_choice="required", **fields).grammar
+        assert grammar is not None
+        texts.append(grammar.text)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_grammars_begin_behind_the_reasoning(thinking: Api) -> None:
+    close = tuple(thinking.served.tokenizer.encode("</think>", add_special_tokens=False))
+    for fields in ({"regex": "a+"}, {"tools": [F], "tool_choice": "required"}):
+        grammar = carried(thinking, **fields).grammar
+        assert grammar is not None and grammar.after == close
+        grammar = carried(thinking, **fields, chat_template_kwargs={"enable_thinking": False}).grammar
+        assert grammar is not None and grammar.after == ()
+    bound = carried(thinking, thinking_token_budget=7).thinking
+    assert bound == Thinking(budget=7, end=close)
+    assert carried(thinking, max_thinking_tokens=7, reasoning_effort="none").thinking is None
+
+
+def test_a_model_that_opens_its_reasoning_finds_it_opened() -> None:
+    with Api(formats=Formats(reasoning="think", native=True)) as api:
+        words = api.served.tokenizer
+
+        def prompt(**fields: Any) -> tuple[str, Request]:
+            request = carried(api, **fields)
+            return words.decode(request.tokens, skip_special_tokens=False), request
+
+        text, request = prompt()
+        assert text.endswith("assistant\n") and request.text.parsing == Parsing(reasoning="think")
+        for fields in ({"regex": "a+"}, {"thinking_budget": 3}):
+            text, request = prompt(**fields)
+            assert text.endswith("assistant\n<think>\n")
+            assert request.text.parsing == Parsing(reasoning="think", thinking=True)
+            assert prompt(**fields, chat_template_kwargs={"enable_thinking": False})[0].endswith("<quick>")
+    with Api(formats=Formats(reasoning="think")) as api:  # the operator says so, the template knows nothing of it
+        request = carried(api, regex="a+", thinking_budget=3)
+        assert request.grammar is not None and request.grammar.after == () and request.thinking is None
+
+
+def test_channels_carry_the_reasoning_themselves() -> None:
+    with Api(formats=choose("<|channel|>analysis<|message|> functions.")) as api:
+        words = api.served.tokenizer
+        final = "<|channel|>final<|message|>"
+        request = carried(api, regex="a+", thinking_budget=3)
+        assert request.grammar is not None and request.thinking is not None
+        assert words.decode(list(request.grammar.after)) == final
+        assert words.decode(list(request.thinking.end)) == "<|end|><|start|>assistant" + final
+        request = carried(api, tools=[F], tool_choice="required")
+        assert request.grammar is not None and request.grammar.after == () and "analysis" in request.grammar.text
+
+
+def test_tools_may_be_turned_off() -> None:
+    with Api(formats=choose("", "none")) as api:
+        api.engine.script = CALL
+        assert api.chat(tools=[F], max_tokens=200).json["choices"][0]["message"]["content"] == CALL
+        assert api.chat(tools=[F], tool_choice="required").error["param"] == "tool_choice"
 
 
 # ---- texts made elsewhere

@@ -7,6 +7,7 @@ import random
 from functools import cache
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 from tokenizers import AddedToken
@@ -19,8 +20,6 @@ from radixlm.text.parsers.engine import parse
 from radixlm.text.parsers.forcing import WRITINGS, Function, either, is_text, object_schema, required, triggered
 from radixlm.text.parsers.formats import TOOLS
 from support.server import tokenizer
-
-llguidance = pytest.importorskip("llguidance")
 
 SCHEMA = {
     "type": "object",
@@ -158,6 +157,25 @@ def test_arguments_are_those_of_the_schema() -> None:
     assert object_schema(Function("f", anything))["additionalProperties"] is True
     with pytest.raises(BadRequest, match="'f'"):
         object_schema(Function("f", {"type": "array"}))
+
+
+@pytest.mark.parametrize(
+    "loose", [{"not": {"const": 1}}, {"type": "string", "pattern": "^(?=a)b"}, {"type": "string", "format": "weird"}]
+)
+def test_what_cannot_be_enforced_is_left_open_unless_strict(loose: Any) -> None:
+    schema = {"type": "object", "properties": {"k": loose, "n": {"type": "integer"}}, "required": ["n"]}
+    made = object_schema(Function("f", schema))
+    assert made["properties"] == {"k": {}, "n": {"type": "integer"}} and made["required"] == ["n"]
+    with pytest.raises(BadRequest, match="'f'"):
+        object_schema(Function("f", schema, strict=True))
+    everywhere = {
+        "type": "object",
+        "uniqueItems": True,
+        "$defs": {"d": loose},
+        "properties": {"k": {"$ref": "#/$defs/d"}},
+    }
+    made = object_schema(Function("f", everywhere))
+    assert "uniqueItems" not in made and made.get("properties", {"k": {}}) == {"k": {}}
 
 
 def test_texts_by_schema() -> None:

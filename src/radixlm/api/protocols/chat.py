@@ -18,12 +18,12 @@ import msgspec
 from radixlm.api import errors
 from radixlm.api.hub import Stage
 from radixlm.api.protocols.chat_formats import carried
-from radixlm.api.protocols.chat_prompt import ChatPrompt, Reasoning, render
+from radixlm.api.protocols.chat_prompt import ChatPrompt, Reasoning, render, weight
 from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.protocols.requests import Standing, requests_for
 from radixlm.api.protocols.sampling import Wish
 from radixlm.api.protocols.tally import Counts, Tally
-from radixlm.api.service import Service
+from radixlm.api.service import INLINE_CHARACTERS, Service
 from radixlm.base.errors import RadixError
 from radixlm.base.pieces import Piece
 from radixlm.base.request import Grammar, LogprobParams, Request
@@ -42,7 +42,7 @@ class ChatWish:
         wish: sampling, stops, stream, number of choices (see `protocols.sampling.read_wish`).
         standing: priority and cache compartment.
         rid: the client's name for the request.
-        grammar: what the answer must match (a response format), None for anything.
+        grammar: what the answer must match, for dialects that say it in a way of their own; else that of `wish` counts.
         param: the dialect's field that holds the messages, for errors about a prompt that is too long.
     """
 
@@ -78,8 +78,11 @@ async def prepare(asked: ChatWish, service: Service) -> Chat:
     """
     rendered = await render(asked.prompt, service)
     formats = service.served.formats
-    grammar = asked.grammar if asked.grammar is not None else asked.wish.grammar
-    carries = carried(asked.prompt, rendered, grammar, formats, service.tokenizer)
+    grammar = asked.grammar or asked.wish.grammar
+    carries = await service.workers.run(
+        weight(asked.prompt.tools, INLINE_CHARACTERS),
+        lambda: carried(asked.prompt, rendered, grammar, formats, service.tokenizer),
+    )
     prompt = Prompt(carries.tokens)
     requests = [
         msgspec.structs.replace(

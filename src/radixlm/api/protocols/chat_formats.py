@@ -15,6 +15,7 @@ import msgspec
 from radixlm.api.errors import NotSupported
 from radixlm.api.protocols.chat_prompt import ChatPrompt, RenderedChat
 from radixlm.base.request import Grammar, Parsing, Thinking
+from radixlm.grammar import check
 from radixlm.text.parsers.choose import Formats
 from radixlm.text.parsers.forcing import WRITINGS, Function, either, is_text, required, triggered
 from radixlm.text.parsers.formats import REASONING, TOOLS, Channels, Tags
@@ -52,19 +53,22 @@ def carried(
     budget = prompt.reasoning.budget
     tokens = rendered.tokens
     shape = REASONING[formats.reasoning].shape if formats.reasoning else None
-    inside, end = False, ""
+    inside, end, behind = False, "", ""
     if isinstance(shape, Tags):
-        inside, end = _inside(prompt, rendered, shape), shape.close
+        inside, end, behind = _inside(prompt, rendered, shape), shape.close, shape.close
         if (grammar is not None or budget is not None) and _will_open(prompt, rendered, shape, formats, inside):
             # Whether the model opens its reasoning must not be left to chance if something begins or ends with it.
             tokens += tuple(tokenizer.encode(shape.open + "\n", add_special_tokens=False))
             inside = True
     elif isinstance(shape, Channels):
-        inside, end = formats.native, shape.answer
-    ending = tuple(tokenizer.encode(end, add_special_tokens=False)) if end else ()
+        inside, end, behind = formats.native, shape.turn, shape.answer
     if grammar is not None and inside and not (isinstance(shape, Channels) and functions):
-        grammar = Grammar(kind=grammar.kind, text=grammar.text, backend=grammar.backend, after=ending)
-    thinking = Thinking(budget=budget, end=ending) if budget is not None and inside and ending else None
+        # (A grammar of calls in channels has the reasoning in it.)
+        after = tuple(tokenizer.encode(behind, add_special_tokens=False))
+        grammar = msgspec.structs.replace(grammar, after=after)
+    thinking = None
+    if budget is not None and inside:
+        thinking = Thinking(budget=budget, end=tuple(tokenizer.encode(end, add_special_tokens=False)))
     return Carried(tokens, _parsing(prompt, functions, shape, inside, formats), grammar, thinking)
 
 
@@ -102,15 +106,16 @@ def _grammar_of_calls(
     special = {word: index for word in words if (index := tokenizer.id(word)) is not None}
     special = {word: index for word, index in special.items() if index in tokenizer.special_ids}
     if forced:
-        return Grammar(kind="ebnf", text=required(writing, functions, choice.parallel is True, special))
+        return Grammar(kind="ebnf", text=required(writing, functions, choice.parallel is True, special), param="tools")
     free = [function if function.strict else Function(function.name, _ANY) for function in functions]
     parallel = choice.parallel is not False
     if answer is None:
-        return Grammar(kind="ebnf", text=triggered(writing, free, parallel, special))
+        return Grammar(kind="ebnf", text=triggered(writing, free, parallel, special), param="tools")
     if answer.kind not in ("json_schema", "json_object"):
         raise NotSupported(f"an answer that is bound by a {answer.kind} cannot go with tools", param="tools")
-    schema = msgspec.json.decode(answer.text) if answer.kind == "json_schema" else {"type": "object"}
-    return Grammar(kind="ebnf", text=either(writing, free, parallel, special, schema))
+    schema = check.parse_schema(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+    text = either(writing, free, parallel, special, schema)
+    return Grammar(kind="ebnf", text=text, backend=answer.backend, param=answer.param)
 
 
 #: Arguments of a function that is not strict, where nothing forces it to be called.

@@ -94,7 +94,12 @@ class ChatPromptFields(msgspec.Struct, kw_only=True, frozen=True):
 
 
 FIELDS = Reader(
-    ChatPromptFields, {"thinking_token_budget": "thinking_budget", "max_thinking_tokens": "thinking_budget"}
+    ChatPromptFields,
+    {
+        "thinking_token_budget": "thinking_budget",
+        "max_thinking_tokens": "thinking_budget",
+        "thinking_budget": "thinking_budget",
+    },
 )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from radixlm.base.errors import BadRequest
+from radixlm.grammar.check import LLGUIDANCE, check_schema
 from radixlm.text.words import alternation
 
 Json = dict[str, Any]
@@ -280,21 +282,65 @@ class _Rules:
 
 
 def object_schema(function: Function) -> Json:
-    """The schema of a function's arguments. What it does not say is not added: without parameters, there are none.
+    """The schema of a function's arguments, as far as it can be enforced.
+
+    What it does not say is not added: a function without parameters has none. What cannot be enforced is left open,
+    unless the function is strict.
 
     Raises:
-        BadRequest: it is the schema of something else.
+        BadRequest: it is the schema of something else, or one of a strict function that cannot be enforced.
     """
     schema = {key: value for key, value in (function.parameters or {}).items() if value is not None}
+    where = f"the parameters of the tool {function.name[:80]!r}"
     if schema.setdefault("type", "object") != "object":
-        raise BadRequest(
-            f"the parameters of the tool {function.name[:80]!r} must be a schema of type object", param="tools"
-        )
+        raise BadRequest(f"{where} must be a schema of type object", param="tools")
     if not _COMPOSED & schema.keys():
         schema.setdefault("properties", {})
         schema.setdefault("additionalProperties", False)
-    return schema
+    reason = _objection(schema)
+    if reason is None:
+        return schema
+    if function.strict:
+        raise BadRequest(f"{where}: {reason}", param="tools")
+    return _loosened(schema)
 
+
+def _loosened(schema: Json) -> Json:
+    """The schema without what cannot be enforced: some of its properties may be anything, or all of it."""
+    properties = schema.get("properties")
+    kept = {key: value for key, value in schema.items() if key in _FRAME}
+    if isinstance(properties, dict):
+        shared = {key: value for key, value in schema.items() if key in ("$defs", "definitions")}
+        kept["properties"] = {
+            key: value if _objection({"properties": {key: value}, **shared}) is None else {}
+            for key, value in properties.items()
+        }
+    return kept if _objection(kept) is None else {"type": "object"}
+
+
+def _objection(schema: Json) -> str | None:
+    """Why a schema cannot be enforced, if it cannot."""
+    return _objection_to(json.dumps(schema))
+
+
+@lru_cache(maxsize=4096)
+def _objection_to(text: str) -> str | None:
+    import llguidance  # only where calls are forced
+
+    try:
+        check_schema(json.loads(text), LLGUIDANCE, "llguidance")
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+        reason: str = llguidance.LLMatcher.validate_grammar(grammar)
+    except (ValueError, BadRequest) as error:
+        reason = str(error)
+    return " ".join(reason.split())[:_LONGEST_REASON] or None
+
+
+#: Longest part of the library's reasons that a client is shown.
+_LONGEST_REASON = 200
+
+#: What is kept of a schema that is loosened, beside its properties.
+_FRAME = ("type", "required", "additionalProperties", "$defs", "definitions")
 
 #: Keywords with which properties may come from elsewhere than `properties`.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "patternProperties", "enum", "const", "if", "not"})

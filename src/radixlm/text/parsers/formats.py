@@ -41,7 +41,8 @@ class Channels:
         ends: one of them ends the message.
         header: a whole header, with the groups `channel`, and `first` or `second`: the function that is called.
         kinds: what the messages of a channel are, where not text.
-        answer: how reasoning ends and an answer begins.
+        answer: how an answer begins.
+        turn: how reasoning ends and an answer begins.
         longest: characters of a header.
     """
 
@@ -52,6 +53,7 @@ class Channels:
     header: re.Pattern[str]
     kinds: Mapping[str, str]
     answer: str = ""
+    turn: str = ""
     longest: int = 512
 
 
@@ -97,7 +99,8 @@ _HARMONY = Channels(
         r"(?: to=functions\.(?P<second>[\w.-]+))?(?: ?(?:<\|constrain\|>)?\w+)?<\|message\|>"
     ),
     kinds={"analysis": "reasoning"},
-    answer="<|end|><|start|>assistant<|channel|>final<|message|>",
+    answer="<|channel|>final<|message|>",
+    turn="<|end|><|start|>assistant<|channel|>final<|message|>",
 )
 
 _OBJECT = CallObject()

@@ -99,6 +99,7 @@ class Capabilities:
         kv_dtypes: of keys and values in the pool, where not that of the activations.
         requires: importable modules.
         shared_prefix: decode rows make use of `StepInputs.shared`.
+        deterministic: a token's result depends on its own sequence alone, to the last bit.
     """
 
     devices: frozenset[str]
@@ -110,6 +111,7 @@ class Capabilities:
     soft_cap: bool = True
     requires: tuple[str, ...] = ()
     shared_prefix: bool = False
+    deterministic: bool = False
 
 
 class AttentionBackend(Protocol):

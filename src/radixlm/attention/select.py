@@ -48,6 +48,18 @@ BACKENDS: Registry[Capabilities] = Registry(
             ),
         ),
         Entry(
+            "fixed",
+            "radixlm.attention.fixed:FixedAttention",
+            Capabilities(
+                devices=frozenset({"cuda"}),
+                dtypes=FLOATS,
+                kv_dtypes=FLOATS | FP8,
+                head_dims=frozenset({16, 32, 64, 80, 96, 128, 256}),
+                requires=("triton",),
+                deterministic=True,
+            ),
+        ),
+        Entry(
             "torch_ref",
             "radixlm.attention.torch_ref:TorchReference",
             Capabilities(devices=frozenset(), kv_dtypes=FLOATS | FP8),

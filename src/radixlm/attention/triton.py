@@ -214,8 +214,12 @@ def _share(
 
 def _tiles(inputs: StepInputs, skip: int, size: int) -> torch.Tensor:
     """Runs of at most `size` tokens of all spans but the first `skip` (of one token each): the longest contexts first,
-    so that the last programs to start are short ones.
+    so that the last programs to start are short ones. Of a decode step a tile for each row, made on the device: a
+    captured step has nothing on the host.
     """
+    if inputs.decode:
+        ones = torch.ones_like(inputs.positions)
+        return torch.stack((inputs.rows, ones.cumsum(0) - 1, inputs.positions, ones), 1).int()
     tiles: list[tuple[int, int, int, int]] = []
     first = skip
     spans = zip(inputs.row_ids[skip:], inputs.starts[skip:], inputs.lengths[skip:], strict=True)

@@ -136,10 +136,10 @@ def test_a_token_gives_the_same_in_any_company(kernels: ModuleType) -> None:
 def test_the_layer_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """`GpuMixture` chooses tiles and cuts what is too long; the reference is `GroupedMixture`."""
     bank = Bank(Shape(8, 2, hidden=32, inner=16), torch.float16)
-    gpu = GpuMixture(bank.gate_up, bank.down, 2, True, SILU)
     x, residual, scores = bank.inputs(23)
-    whole = gpu(x, scores)
+    whole = GpuMixture(bank.gate_up, bank.down, 2, True, SILU)(x, scores)
     monkeypatch.setattr(moe, "MOST_TOKENS", 9)
+    gpu = GpuMixture(bank.gate_up, bank.down, 2, True, SILU)
     assert error(gpu(x, scores), whole.double()) < 2e-3
     assert error(gpu.plus(x, scores, residual.clone()), bank.expected(x, scores, residual)) < 4e-3
     assert gpu(x[:0], scores[:0]).shape == (0, 32)

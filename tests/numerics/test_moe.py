@@ -7,22 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from radixlm import Engine
 from radixlm.base.errors import StartupError
+from radixlm.checkpoint.cache import Cache
+from radixlm.checkpoint.locate import locate
 from radixlm.layers import moe as layer
 from radixlm.layers.mlp import FeedForward, GatedMlp, MergedMlp
 from radixlm.layers.moe import MoeSpec
 from radixlm.layers.source import Source
-from radixlm.models import mixtral, qwen3_moe
+from radixlm.models import mixtral, qwen3_moe, table
 from radixlm.models.experts import ExpertWeights
 from radixlm.models.load import DummyWeights, open_weights
 from radixlm.ops.activation import GELU, SILU, Activation
 from radixlm.ops.grouped import Shape
 from support import tiny, upcycle
+from support.gguf_file import NUMBERS, scored_tokenizer, small_weights, write_model
 from support.mixtures import CPU, ROADS, SIZES, Bank, error
 from support.models import packaged
 
@@ -179,6 +183,33 @@ def test_experts_stacked_in_one_tensor() -> None:
     assert torch.equal(weights.get("l.mlp.gate.weight", (3, 4)), torch.ones(3, 4))
     with pytest.raises(AssertionError):
         ExpertWeights(stacked, 4).get("l.mlp.experts.0.down_proj.weight", (4, 5))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2moe", "qwen3moe"])
+def test_a_mixture_from_gguf(tmp_path: Path, architecture: str) -> None:
+    """What a converted file holds is what its model asks for, all of it."""
+    inner = 32 if architecture == "llama" else 12
+    numbers = {
+        **NUMBERS, "feed_forward_length": inner, "expert_count": 4, "expert_used_count": 2,
+        "expert_feed_forward_length": inner, "expert_shared_feed_forward_length": 20,
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate_inp": (4, 8), "gate_exps": (4, inner, 8), "up_exps": (4, inner, 8), "down_exps": (4, 8, inner),
+    }  # fmt: skip
+    if architecture == "qwen2moe":
+        shapes |= {"gate_inp_shexp": (8,), "gate_shexp": (20, 8), "up_shexp": (20, 8), "down_shexp": (8, 20)}
+    weights = {name: values for name, values in small_weights().items() if ".ffn_" not in name or "norm" in name}
+    rng = np.random.default_rng(0)
+    weights |= {f"blk.0.ffn_{name}.weight": rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    if architecture == "qwen2moe":
+        weights |= {f"blk.0.attn_{part}.bias": np.ones(8 if part == "q" else 4, np.float32) for part in "qkv"}
+    if architecture == "qwen3moe":
+        weights |= {f"blk.0.attn_{part}_norm.weight": np.ones(4, np.float32) for part in "qk"}
+    path = write_model(tmp_path / "m.gguf", architecture, weights, numbers, scored_tokenizer())
+    checkpoint = locate(str(path), None, None, lambda stage, fraction: None, Cache(tmp_path / "cache"))
+    stored = open_weights(checkpoint, "gguf", 0)
+    model = table.find(checkpoint.config).build(checkpoint.config, stored, torch.float32, CPU)
+    assert model.parameter_count() == sum(stored.get(name).numel() for name in stored.names())
 
 
 # ---- served

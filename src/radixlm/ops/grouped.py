@@ -51,6 +51,10 @@ class Shape:
     inner: int
 
 
+#: Numbers in a tensor that a product reads or writes, and in the weight of one expert, must be fewer: kernels count in
+#: 32 bits.
+LIMIT = 1 << 31
+
 #: Tokens that an expert has on average -> the way, up to so many.
 _BY_LOAD: tuple[tuple[int, Way], ...] = (
     (8, Way(16, Tiles(32, 128), Tiles(32, 128))),

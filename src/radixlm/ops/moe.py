@@ -87,7 +87,7 @@ class GroupedMixture:
 class GpuMixture:
     """Fused kernels over stacked weights, see `triton_moe`."""
 
-    __slots__ = ("_activation", "_active", "_bits", "_down", "_gate_up", "_renormalise", "_shape")
+    __slots__ = ("_activation", "_active", "_bits", "_down", "_gate_up", "_most", "_renormalise", "_shape")
 
     def __init__(
         self, gate_up: torch.Tensor, down: torch.Tensor, active: int, renormalise: bool, activation: Activation
@@ -105,15 +105,16 @@ class GpuMixture:
         experts, hidden, inner = down.shape
         self._shape = grouped.Shape(experts, active, hidden, inner)
         self._bits = 8 * down.itemsize
+        self._most = min(MOST_TOKENS, (grouped.LIMIT - 1) // (active * max(hidden, inner)))
 
     def __call__(self, x: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if len(x) <= MOST_TOKENS:
+        if len(x) <= self._most:
             return self._mix(x, scores, None)
         return self.plus(x, scores, torch.zeros_like(x))
 
     def plus(self, x: torch.Tensor, scores: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        for start in range(0, len(x), MOST_TOKENS):
-            part = slice(start, start + MOST_TOKENS)
+        for start in range(0, len(x), self._most):
+            part = slice(start, start + self._most)
             self._mix(x[part], scores[part], residual[part])
         return residual
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from radixlm.ops.grouped import Shape, Tiles, Way, blocks
+from radixlm.ops.grouped import LIMIT, Shape, Tiles, Way, blocks
 from radixlm.ops.triton_early import begin, launch, wait
 
 #: Entries of a chunk at most: `_place_kernel` compares each of them with each.
@@ -48,7 +48,7 @@ def _route_kernel(
     which = tl.arange(0, MANY)[None, :]
     best = tl.zeros([SOME, MANY], tl.int32)
     weights = tl.zeros([SOME, MANY], tl.float32)
-    for j in tl.static_range(ACTIVE):
+    for j in tl.range(0, ACTIVE):  # unrolled it would take the compiler half a minute
         _, index = tl.max(left, 1, return_indices=True)
         picked = column == index[:, None]
         counts += tl.sum((picked & here[:, None]).to(tl.int32), 0)
@@ -127,12 +127,12 @@ def _activated(x, KIND: tl.constexpr):
     return y
 
 
-@triton.jit(do_not_specialize=["outputs"])
+@triton.jit
 def _grouped_kernel(
-    x_ptr, w_ptr, weight_ptr, out_ptr, order_ptr, owner_ptr, size_ptr, outputs, x_row,
-    INPUTS: tl.constexpr, PER_ROW: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    x_ptr, w_ptr, weight_ptr, out_ptr, order_ptr, owner_ptr, size_ptr, x_row,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PER_ROW: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One block of entries with ROWS rows of their expert's weight (and as many of up). PER_ROW entries share an x row.
 
@@ -144,39 +144,40 @@ def _grouped_kernel(
     size = tl.load(size_ptr + block)
     if size == 0:
         return
-    expert = tl.load(owner_ptr + block).to(tl.int64)
     index = tl.arange(0, TOKENS)
     here = index < size
-    entry = tl.load(order_ptr + block * TOKENS + index, mask=here, other=0).to(tl.int64)
+    entry = tl.load(order_ptr + block * TOKENS + index, mask=here, other=0)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
-    x = x_ptr + (entry // PER_ROW)[None, :] * x_row + column[:, None]
-    w = w_ptr + (expert * ((1 + GATED) * outputs) + row)[:, None] * INPUTS + column[None, :]
-    w_up = w + outputs.to(tl.int64) * INPUTS
+    mine = w_ptr + tl.load(owner_ptr + block).to(tl.int64) * ((1 + GATED) * OUTPUTS * INPUTS)
+    mine_up = mine + OUTPUTS * INPUTS
+    # Within an expert's weight, and within x and out, 32 bits are enough: see `grouped.LIMIT`.
+    x = (entry // PER_ROW)[None, :] * x_row + column[:, None]
+    w = row[:, None] * INPUTS + column[None, :]
     acc = tl.zeros([ROWS, TOKENS], tl.float32)
     acc_up = tl.zeros([ROWS, TOKENS], tl.float32)
     for k in tl.range(0, INPUTS, COLUMNS, num_stages=STAGES):
         if EVEN:
-            b = tl.load(x + k, mask=here[None, :], other=0.0)
-            a = tl.load(w + k)
+            b = tl.load(x_ptr + k + x, mask=here[None, :], other=0.0)
+            a = tl.load(mine + k + w)
         else:
             inside = k + column < INPUTS
-            kept = inside[None, :] & (row < outputs)[:, None]
-            b = tl.load(x + k, mask=inside[:, None] & here[None, :], other=0.0)
-            a = tl.load(w + k, mask=kept, other=0.0)
+            kept = inside[None, :] & (row < OUTPUTS)[:, None]
+            b = tl.load(x_ptr + k + x, mask=inside[:, None] & here[None, :], other=0.0)
+            a = tl.load(mine + k + w, mask=kept, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
         if GATED:
             if EVEN:
-                c = tl.load(w_up + k)
+                c = tl.load(mine_up + k + w)
             else:
-                c = tl.load(w_up + k, mask=kept, other=0.0)
+                c = tl.load(mine_up + k + w, mask=kept, other=0.0)
             acc_up = tl.dot(c, b, acc_up, input_precision=PRECISION)
     if GATED:
         y = _activated(acc, KIND) * acc_up
     else:
         y = acc * tl.load(weight_ptr + entry, mask=here, other=0.0)[None, :]
-    out = out_ptr + entry[None, :] * outputs + row[:, None]
-    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=here[None, :] & (row < outputs)[:, None])
+    used = here[None, :] if EVEN else here[None, :] & (row < OUTPUTS)[:, None]
+    tl.store(out_ptr + entry[None, :] * OUTPUTS + row[:, None], y.to(out_ptr.dtype.element_ty), mask=used)
 
 
 @triton.jit
@@ -226,6 +227,7 @@ def mixture(
     routed = route(scores, active, renormalise)
     order, owners, sizes = place(routed, shape, way.tokens)
     entries = tokens * active
+    assert max(entries * max(inner, hidden), 2 * inner * hidden) < LIMIT
     middle = x.new_empty(entries, inner)
     _grouped(x, gate_up, None, middle, (order, owners, sizes), way.tokens, way.gate_up, active, activation)
     parts = x.new_empty(entries, hidden)
@@ -307,8 +309,9 @@ def _grouped(
     order, owners, sizes = placed
     inputs, outputs = w.shape[2], out.shape[1]
     _grouped_kernel[(len(sizes), triton.cdiv(outputs, tiles.rows))](
-        x, w, out if weights is None else weights, out, order, owners, sizes, outputs, x.stride(0),
-        INPUTS=inputs, PER_ROW=per_row, TOKENS=tokens, ROWS=tiles.rows, COLUMNS=tiles.columns, STAGES=tiles.stages,
-        EVEN=inputs % tiles.columns == 0 and outputs % tiles.rows == 0, GATED=activation is not None, KIND=activation,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, **launch(x),
+        x, w, out if weights is None else weights, out, order, owners, sizes, x.stride(0),
+        OUTPUTS=outputs, INPUTS=inputs, PER_ROW=per_row, TOKENS=tokens, ROWS=tiles.rows, COLUMNS=tiles.columns,
+        STAGES=tiles.stages, EVEN=inputs % tiles.columns == 0 and outputs % tiles.rows == 0,
+        GATED=activation is not None, KIND=activation, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=tiles.warps, **launch(x),
     )  # fmt: skip

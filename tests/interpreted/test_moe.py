@@ -7,11 +7,17 @@ from types import ModuleType
 import pytest
 import torch
 
+from radixlm.layers import moe as layer
+from radixlm.layers.mlp import MergedMlp
+from radixlm.layers.moe import MoeSpec
+from radixlm.layers.norm import RmsNorm
+from radixlm.layers.source import Source
+from radixlm.models.load import DummyWeights
 from radixlm.ops import grouped, moe
 from radixlm.ops.activation import ACTIVATIONS, SILU
 from radixlm.ops.grouped import Shape, Tiles, Way, blocks
 from radixlm.ops.moe import GpuMixture, GroupedMixture
-from support.mixtures import ROADS, Bank, error
+from support.mixtures import CPU, ROADS, Bank, error
 
 #: (experts, experts of a token); every instruction is interpreted, so no more than show something of their own.
 SIZES = [(4, 1), (8, 2), (16, 8), (60, 4)]
@@ -156,6 +162,40 @@ def test_the_layer_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reference = GroupedMixture([expert(index) for index in range(8)], 2, True)
     assert error(whole, reference(x.float(), scores.float()).double()) < 4e-3
+
+
+def test_a_whole_layer_over_stacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: experts are stacked while they are loaded, and the layer normalises its input by itself."""
+    monkeypatch.setattr(layer, "has_kernels", lambda device: True)
+    spec = MoeSpec(experts=5, active=2, inner=24, renormalise=True, layers=frozenset({0}), shared=16)
+    source = Source(DummyWeights(torch.float16, 0), torch.float16, CPU)
+
+    def mlp(name: str, inner: int) -> MergedMlp:
+        assert name == "m.shared_expert"  # the others are stacked
+        merged = source.linear([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], 32)
+        return MergedMlp(merged, source.linear([f"{name}.down_proj"], [32], inner), SILU)
+
+    norm = RmsNorm(torch.rand(32) + 0.5, 1e-5)
+    made = layer.build(spec, source, "m", 32, SILU, mlp, norm)
+    assert source.parameters == 5 * 32 + 5 * 3 * 24 * 32 + 3 * 16 * 32 + 32
+    assert source.bytes == 2 * source.parameters
+    x = torch.randn(7, 32).half()
+    rows = norm(x.float()).half().float()
+
+    def weight(name: str, *shape: int) -> torch.Tensor:
+        return DummyWeights(torch.float16, 0).get(f"m.{name}.weight", shape).float()
+
+    def expert(name: str, inner: int) -> torch.Tensor:
+        gate, up = (rows @ weight(f"{name}.{part}_proj", inner, 32).t() for part in ("gate", "up"))
+        return SILU.apply(gate) * up @ weight(f"{name}.down_proj", 32, inner).t()
+
+    chosen, weights = moe.route((rows @ weight("gate", 5, 32).t()).half(), 2, True)
+    parts = torch.stack([expert(f"experts.{index}", 24) for index in range(5)], 1)
+    expected = (torch.take_along_dim(parts, chosen[:, :, None], 1) * weights[:, :, None]).sum(1)
+    expected += torch.sigmoid(rows @ weight("shared_expert_gate", 1, 32).t()) * expert("shared_expert", 16)
+    # Random weights are small: so is what comes out, beside the steps of 16 bits.
+    assert (made(x).float() - expected).norm() < 1e-2 * expected.norm()
+    assert (made.plus(x, x.clone()).float() - expected - x.float()).abs().max() < 4e-3
 
 
 @pytest.mark.parametrize("bits", [16, 32])

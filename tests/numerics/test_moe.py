@@ -272,6 +272,21 @@ def test_the_default_model_with_four_equal_experts(tmp_path: Path) -> None:
         assert answers(engine, asked, max_new_tokens=24) == expected
 
 
+def test_random_weights_are_served(tmp_path: Path) -> None:
+    config = tiny.config(
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=16, num_experts_per_tok=4,
+        moe_intermediate_size=24,
+    )  # fmt: skip
+    path = tiny.write(tmp_path / "m", config, None)
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        with Engine(model=str(path), load_format="dummy", **{**OPTIONS, "dtype": dtype}) as engine:
+            found.append(answers(engine, prompts(5)))
+            assert [len(answer) for answer in found[-1]] == [GREEDY["max_new_tokens"]] * 5
+    with Engine(model=str(path), load_format="dummy", **OPTIONS) as engine:
+        assert answers(engine, prompts(5)) == found[0]
+
+
 @pytest.mark.filterwarnings("ignore")  # what transformers says of tiny models
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "qwen3_moe"])
 def test_greedy_text_equals_that_of_transformers(tmp_path: Path, model_type: str) -> None:

@@ -17,6 +17,8 @@ from radixlm.ops import grouped, moe
 from radixlm.ops.activation import ACTIVATIONS, SILU
 from radixlm.ops.grouped import Shape, Tiles, Way, blocks
 from radixlm.ops.moe import GpuMixture, GroupedMixture
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE, Alone
 from support.mixtures import CPU, ROADS, Bank, error
 
 #: (experts, experts of a token); every instruction is interpreted, so no more than show something of their own.
@@ -196,6 +198,40 @@ def test_a_whole_layer_over_stacked_weights(monkeypatch: pytest.MonkeyPatch) -> 
     # Random weights are small: so is what comes out, beside the steps of 16 bits.
     assert (made(x).float() - expected).norm() < 1e-2 * expected.norm()
     assert (made.plus(x, x.clone()).float() - expected - x.float()).abs().max() < 4e-3
+
+
+class OnePart(Alone):
+    """A rank whose sums over the ranks are its own part: what they add up is then for the test to add up."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def test_parts_of_a_layer_over_stacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank stacks its part of every expert; the parts add up to the layer, and the residual is added once."""
+    monkeypatch.setattr(layer, "has_kernels", lambda device: True)
+    spec = MoeSpec(experts=5, active=2, inner=24, renormalise=True, layers=frozenset({0}), shared=48)
+
+    def build(comm: Comm) -> tuple[layer.MoeMlp, Source]:
+        source = Source(DummyWeights(torch.float16, 0), torch.float16, CPU, comm)
+
+        def mlp(name: str, inner: int) -> MergedMlp:
+            merged = source.column([f"{name}.gate_proj", f"{name}.up_proj"], [inner, inner], 32)
+            return MergedMlp(merged, source.row(f"{name}.down_proj", 32, inner, summed=False), SILU)
+
+        return layer.build(spec, source, "m", 32, SILU, mlp), source
+
+    (whole, everything), parts = build(ALONE), [build(OnePart(rank)) for rank in range(3)]
+    experts = 2 * (5 * 24 + 48) * 3 * 32  # bytes
+    for _, source in parts:
+        assert source.parameters == everything.parameters
+        assert everything.bytes - source.bytes == experts - experts // 3
+    x, residual = torch.randn(7, 32).half(), torch.randn(7, 32).half()
+    assert error(sum(part(x).double() for part, _ in parts), whole(x).double()) < 4e-3
+    added = sum(part.plus(x, residual.clone()).double() for part, _ in parts)
+    assert (added - whole.plus(x, residual.clone()).double()).abs().max() < 4e-3
 
 
 @pytest.mark.parametrize("bits", [16, 32])

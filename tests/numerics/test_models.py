@@ -310,6 +310,9 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused() -> None:
     model = reference("family", "llama")  # 6 heads, 2 of keys and values, an inner size of 80
     with pytest.raises(StartupError, match=r"is 3, .* 80, 2 key-value heads; use 2$"):
         together(3, lambda comm: build(model, comm=comm))
+    mixture = reference("family", "qwen2 mixture")  # experts of 24, a shared one of 40, a dense layer of 80
+    with pytest.raises(StartupError, match=r"a shared expert of 40, .* of 80, 2 key-value heads; use 2$"):
+        together(3, lambda comm: build(mixture, comm=comm))
     with pytest.raises(StartupError, match=r"through transformers"):
         together(2, lambda comm: build(reference("other", "olmo2"), comm=comm))
 

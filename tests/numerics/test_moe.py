@@ -25,6 +25,7 @@ from radixlm.models.experts import ExpertWeights
 from radixlm.models.load import DummyWeights, open_weights
 from radixlm.ops.activation import GELU, SILU, Activation
 from radixlm.ops.grouped import Shape
+from radixlm.parallel.shares import Cut
 from support import tiny, upcycle
 from support.gguf_file import NUMBERS, scored_tokenizer, small_weights, write_model
 from support.mixtures import CPU, ROADS, SIZES, Bank, error
@@ -44,8 +45,9 @@ class Tensors:
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
         assert tuple(self._tensors[name].shape) == shape
+        assert part is None, "nothing of this is cut"
         self.read.append(name)
         return self._tensors[name]
 
@@ -180,6 +182,8 @@ def test_experts_stacked_in_one_tensor() -> None:
     assert torch.equal(weights.get("l.mlp.experts.1.gate_proj.weight", (5, 4)), whole[1, :5])
     assert torch.equal(weights.get("l.mlp.experts.2.up_proj.weight", (5, 4)), whole[2, 5:])
     assert torch.equal(weights.get("l.mlp.experts.0.down_proj.weight", (4, 5)), down[0])
+    assert torch.equal(weights.get("l.mlp.experts.2.up_proj.weight", (5, 4), Cut(0, 3, 2)), whole[2, 8:])
+    assert torch.equal(weights.get("l.mlp.experts.0.down_proj.weight", (4, 5), Cut(1, 1, 2)), down[0, :, 1:3])
     assert torch.equal(weights.get("l.mlp.gate.weight", (3, 4)), torch.ones(3, 4))
     with pytest.raises(AssertionError):
         ExpertWeights(stacked, 4).get("l.mlp.experts.0.down_proj.weight", (4, 5))

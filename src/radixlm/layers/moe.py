@@ -13,6 +13,8 @@ from radixlm.layers.source import Source
 from radixlm.ops.activation import Activation
 from radixlm.ops.linear import Linear
 from radixlm.ops.moe import GpuMixture, GroupedMixture, Mixture, has_kernels
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +51,48 @@ class SharedExpert:
 
 
 class MoeMlp:
-    """The experts of each token, and what all share, added up."""
+    """The experts of each token, and what all share, added up.
 
-    __slots__ = ("_mixture", "_norm", "_router", "_shared")
+    With several ranks each holds a part of every expert; they route alike, and their sums are added up once.
+    """
+
+    __slots__ = ("_comm", "_mixture", "_norm", "_router", "_shared")
 
     def __init__(
-        self, router: Linear, mixture: Mixture, shared: SharedExpert | None = None, norm: RmsNorm | None = None
+        self,
+        router: Linear,
+        mixture: Mixture,
+        shared: SharedExpert | None = None,
+        norm: RmsNorm | None = None,
+        comm: Comm = ALONE,
     ) -> None:
         """
         Args:
-            router: [T, hidden] -> [T, experts].
+            router: [T, hidden] -> [T, experts], whole on every rank.
             norm: what the input is normalised by first.
         """
+        self._comm = comm
         self._router = router
         self._mixture = mixture
         self._shared = shared
         self._norm = norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._normed(x)
-        if self._shared is None:
-            return self._mixture(x, self._router(x))
-        return self._mixture.plus(x, self._router(x), self._shared(x))
+        return self._comm.all_reduce_(self._ours(x, None))
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The same, added to residual, which may be x and may be overwritten."""
-        x = self._normed(x)
-        if self._shared is not None:
-            residual = self._shared(x).add_(residual)
-        return self._mixture.plus(x, self._router(x), residual)
+        # What is added to the sum is added by one rank.
+        return self._comm.all_reduce_(self._ours(x, residual if self._comm.rank == 0 else None))
 
-    def _normed(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self._norm is None else self._norm(x)
+    def _ours(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """This rank's part, and the residual if there is one."""
+        x = x if self._norm is None else self._norm(x)
+        if self._shared is not None:
+            shared = self._shared(x)
+            residual = shared if residual is None else shared.add_(residual)
+        scores = self._router(x)
+        return self._mixture(x, scores) if residual is None else self._mixture.plus(x, scores, residual)
 
 
 def build(
@@ -96,7 +108,8 @@ def build(
     `shared_expert_gate`.
 
     Args:
-        mlp: makes a dense feed-forward part from its name and inner width.
+        mlp: makes a dense feed-forward part from its name and inner width; with several ranks it gives this rank's part
+            of the sum.
         norm: what the input is normalised by first; only where `Source.fuses_norms`.
     """
     router = source.linear([f"{name}.gate"], [spec.experts], hidden)
@@ -111,16 +124,21 @@ def build(
     if spec.shared:
         gate = source.linear([f"{name}.shared_expert_gate"], [1], hidden)
         shared = SharedExpert(mlp(f"{name}.shared_expert", spec.shared), gate)
-    return MoeMlp(router, mixture, shared, norm)
+    return MoeMlp(router, mixture, shared, norm, source.comm)
 
 
 def _stack(spec: MoeSpec, source: Source, name: str, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights [experts, 2 * inner, hidden] and [experts, hidden, inner], filled in place: one expert is held twice."""
-    inner, dtype, device = spec.inner, source.dtype, source.device
+    """Weights [experts, 2 * inner, hidden] and [experts, hidden, inner], filled in place: one expert is held twice.
+
+    `inner` is this rank's share.
+    """
+    whole, dtype, device = spec.inner, source.dtype, source.device
+    rows, columns = source.part(0, whole), source.part(1, whole)
+    inner = whole if rows is None else rows.length
     gate_up = torch.empty(spec.experts, 2 * inner, hidden, dtype=dtype, device=device)
     down = torch.empty(spec.experts, hidden, inner, dtype=dtype, device=device)
     for index in range(spec.experts):
-        gate_up[index, :inner] = source.tensor(f"{name}.{index}.gate_proj.weight", inner, hidden)
-        gate_up[index, inner:] = source.tensor(f"{name}.{index}.up_proj.weight", inner, hidden)
-        down[index] = source.tensor(f"{name}.{index}.down_proj.weight", hidden, inner)
+        gate_up[index, :inner] = source.tensor(f"{name}.{index}.gate_proj.weight", whole, hidden, part=rows)
+        gate_up[index, inner:] = source.tensor(f"{name}.{index}.up_proj.weight", whole, hidden, part=rows)
+        down[index] = source.tensor(f"{name}.{index}.down_proj.weight", hidden, whole, part=columns)
     return gate_up, down

@@ -192,7 +192,11 @@ def refuse_uneven(spec: DecoderSpec, size: int) -> None:
 
 def _obstacles(spec: DecoderSpec, size: int) -> list[str]:
     """What cannot be shared equally by `size` ranks."""
-    found = [] if spec.intermediate_size % size == 0 else [f"an intermediate size of {spec.intermediate_size}"]
+    inner = {spec.intermediate_size: "an intermediate size"}
+    if spec.moe is not None:
+        dense = inner if len(spec.moe.layers) < len(spec.attention) else {}
+        inner = {spec.moe.shared: "a shared expert", spec.moe.inner: "experts", **dense}
+    found = [f"{what} of {width}" for width, what in inner.items() if width % size]
     for layer in spec.attention:
         if layer.heads % size:
             found.append(f"{layer.heads} attention heads")
@@ -243,21 +247,23 @@ def _feed_forward(spec: DecoderSpec, source: Source, name: str, index: int, norm
         return _mlp(spec, source, name, norm)
 
     def mlp(name: str, inner: int) -> FeedForward:
-        return _mlp(replace(spec, intermediate_size=inner), source, name)
+        return _mlp(replace(spec, intermediate_size=inner), source, name, summed=False)
 
     return moe.build(spec.moe, source, name, spec.hidden_size, activation.find(spec.activation), mlp, norm)
 
 
-def _mlp(spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = None) -> GatedMlp | MergedMlp:
-    """The feed-forward part; `norm` goes into its first product, where those are fused."""
+def _mlp(
+    spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = None, summed: bool = True
+) -> GatedMlp | MergedMlp:
+    """The feed-forward part; `norm` goes into its first product, where those are fused. `summed`: see `Source.row`."""
     hidden, inner, function = spec.hidden_size, spec.intermediate_size, activation.find(spec.activation)
     gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
-    down = f"{name}.down_proj"
+    down = source.row(f"{name}.down_proj", hidden, inner, bias=spec.mlp_bias, summed=summed)
     if source.packs:
         gate, up = (source.column([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
-        return GatedMlp(gate, up, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
+        return GatedMlp(gate, up, down, function)
     merged = source.column(gate_up, [inner, inner], hidden, bias=spec.mlp_bias, norm=norm)
-    return MergedMlp(merged, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
+    return MergedMlp(merged, down, function)
 
 
 def _norm(spec: DecoderSpec, source: Source, name: str) -> RmsNorm:

@@ -12,6 +12,7 @@ from radixlm.base.errors import StartupError
 from radixlm.layers.moe import MoeSpec
 from radixlm.models.base import Weights
 from radixlm.models.config import Fields
+from radixlm.parallel.shares import Cut
 
 #: A tensor of one expert, as `layers.moe` names it.
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<part>gate|up|down)_proj\.weight")
@@ -60,17 +61,18 @@ class ExpertWeights:
         """As the files spell them."""
         return self._names
 
-    def get(self, name: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def get(self, name: str, shape: tuple[int, ...] | None = None, part: Cut | None = None) -> torch.Tensor:
         match = _EXPERT.fullmatch(name)
         if match is not None and shape is not None:
-            part = match["part"]
-            stacked = f"{match['experts']}.{'down' if part == 'down' else 'gate_up'}_proj"
+            which = match["part"]
+            stacked = f"{match['experts']}.{'down' if which == 'down' else 'gate_up'}_proj"
             if stacked in self._names:
-                return self._slice(stacked, int(match["index"]), part, shape)
+                one = self._slice(stacked, int(match["index"]), which, shape)
+                return one if part is None else one.narrow(part.dim, part.start, part.length).contiguous()
         if name not in self._names:
             for piece, theirs in self._renames.items():
                 name = name.replace(piece, theirs)
-        return self._weights.get(name, shape)
+        return self._weights.get(name, shape, part)
 
     def _slice(self, stacked: str, index: int, part: str, shape: tuple[int, ...]) -> torch.Tensor:
         rows, columns = shape

@@ -14,6 +14,8 @@ from radixlm.models import experts
 from radixlm.models.base import Weights
 from radixlm.models.config import Fields
 from radixlm.models.decoder import Decoder, DecoderSpec
+from radixlm.parallel.base import Comm
+from radixlm.parallel.local import ALONE
 
 POSITIONS = 32_768
 WINDOW = 4096
@@ -23,10 +25,12 @@ def context_length(config: Mapping[str, Any]) -> int:
     return reading.context_length(Fields(config), POSITIONS)
 
 
-def build(config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device) -> Decoder:
+def build(
+    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+) -> Decoder:
     made = spec(config)
     assert made.moe is not None
-    return Decoder(made, experts.ExpertWeights(weights, made.moe.experts), dtype, device)
+    return Decoder(made, experts.ExpertWeights(weights, made.moe.experts), dtype, device, comm)
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -32,6 +32,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, tied, one kv head": {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 49153},
+    "qwen2 mixture": {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+    },
     "gemma3": {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 24,
         "sliding_window_pattern": 2, "tie_word_embeddings": True,

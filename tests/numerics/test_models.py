@@ -68,6 +68,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "mixtral, window, one expert": (
+        "mixtral",
+        {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 9, "head_dim": 20, "hidden_act": "gelu"},
+    ),
+    "qwen2 mixture": (
+        "qwen2_moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40, "mlp_only_layers": [2], "use_sliding_window": True,
+            "sliding_window": 7, "max_window_layers": 2,
+        },
+    ),
+    "qwen2 mixture, tied": (
+        "qwen2_moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 16, "qkv_bias": False, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3 mixture": (
+        "qwen3_moe",
+        {
+            "head_dim": 16, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3 mixture, some layers dense": (
+        "qwen3_moe",
+        {
+            "num_hidden_layers": 4, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True, "use_sliding_window": True,
+            "sliding_window": 6,
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {
@@ -96,7 +131,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 3.0}),
     "cohere2": ("cohere2", {"sliding_window": 6, "logit_scale": 0.5}),
     "nemotron": ("nemotron", {}),
-    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
 }
 
 
@@ -275,6 +310,9 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused() -> None:
     model = reference("family", "llama")  # 6 heads, 2 of keys and values, an inner size of 80
     with pytest.raises(StartupError, match=r"is 3, .* 80, 2 key-value heads; use 2$"):
         together(3, lambda comm: build(model, comm=comm))
+    mixture = reference("family", "qwen2 mixture")  # experts of 24, a shared one of 40, a dense layer of 80
+    with pytest.raises(StartupError, match=r"a shared expert of 40, .* of 80, 2 key-value heads; use 2$"):
+        together(3, lambda comm: build(mixture, comm=comm))
     with pytest.raises(StartupError, match=r"through transformers"):
         together(2, lambda comm: build(reference("other", "olmo2"), comm=comm))
 
@@ -292,9 +330,8 @@ def test_any_other_decoder_equals_transformers(case: str) -> None:
     check(model, CpuAttention(), 4)
 
 
-@pytest.mark.parametrize("case", ["llama, tied, biases", "qwen3", "gemma3", "olmo2"])
-def test_bfloat16_stays_close(case: str) -> None:
-    """Rounded weights and activations: as near to float32 as transformers' own bfloat16 is, within a factor of two."""
+def bfloat16_errors(case: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """How far log probabilities after each token of a text are from float32: ours, and those of transformers."""
     model = reference("family", case)
     text = draw(40)
     exact = expected(model, text).log_softmax(-1)
@@ -304,8 +341,22 @@ def test_bfloat16_stays_close(case: str) -> None:
     theirs = expected(rounded, text).float().log_softmax(-1)
     ours = table.find(config).build(config, Tensors(tensors), torch.bfloat16, CPU)
     (logits,) = Rows(ours, CpuAttention(), 1).step([(0, text)])
-    error = (logits.float().log_softmax(-1) - exact).square().mean().sqrt()
-    assert error < 2 * (theirs - exact).square().mean().sqrt()
+    ours_off, theirs_off = logits.float().log_softmax(-1) - exact, theirs - exact
+    return ours_off.square().mean(-1), theirs_off.square().mean(-1)
+
+
+@pytest.mark.parametrize("case", ["llama, tied, biases", "qwen3", "gemma3", "olmo2"])
+def test_bfloat16_stays_close(case: str) -> None:
+    """Rounded weights and activations: as near to float32 as transformers' own bfloat16 is, within a factor of two."""
+    ours, theirs = bfloat16_errors(case)
+    assert ours.mean().sqrt() < 2 * theirs.mean().sqrt()
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen2 mixture", "qwen3 mixture"])
+def test_bfloat16_stays_close_where_it_routes_alike(case: str) -> None:
+    """A near-tie between two experts may be decided by rounding, and then a token is another one: most are not."""
+    ours, theirs = bfloat16_errors(case)
+    assert ours.median().sqrt() < 2 * theirs.median().sqrt()
 
 
 def test_counts() -> None:

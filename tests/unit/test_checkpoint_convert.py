@@ -124,6 +124,80 @@ def test_gemma3_norms_config_and_names(tmp_path: Path) -> None:
     assert (config["sliding_window"], config["rope_local_base_freq"], config["query_pre_attn_scalar"]) == (512, 1e4, 4)
 
 
+#: Architecture -> (what the original calls router and matrices of an expert, has norms of heads, shares an expert).
+_QWEN = ["mlp.gate", *(f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down"))]
+_MIXTRAL = ["block_sparse_moe.gate", *(f"block_sparse_moe.experts.{{}}.{part}" for part in ("w1", "w3", "w2"))]
+MIXTURES: dict[str, tuple[list[str], bool, bool]] = {
+    "llama": (_MIXTRAL, False, False),
+    "qwen2moe": (_QWEN, False, True),
+    "qwen3moe": (_QWEN, True, False),
+}
+
+
+def mixture(architecture: str) -> tuple[dict[str, Array], Json]:
+    """GGUF tensors and keys of three experts, of which each token goes through two."""
+    random = np.random.default_rng(5)
+    weights = {name: values for name, values in small_weights().items() if ".ffn_" not in name or "norm" in name}
+    shapes: dict[str, tuple[int, ...]] = {"gate_inp": (3, 8), "gate_exps": (3, 6, 8), "up_exps": (3, 6, 8)}
+    shapes["down_exps"] = (3, 8, 6)
+    if architecture == "qwen2moe":
+        shapes |= {"gate_shexp": (4, 8), "up_shexp": (4, 8), "down_shexp": (8, 4), "gate_inp_shexp": (8,)}
+    weights |= {
+        f"blk.0.ffn_{name}.weight": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    if architecture == "qwen3moe":
+        weights |= {f"blk.0.attn_{part}_norm.weight": np.ones(4, np.float32) for part in "qk"}
+    numbers = {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": 6}
+    return weights, {**numbers, "expert_shared_feed_forward_length": 4}
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_experts_get_names_of_their_own(architecture: str, tmp_path: Path) -> None:
+    weights, numbers = mixture(architecture)
+    target = converted(tmp_path, architecture, weights, numbers)
+    found = load_file(target / "model.safetensors")
+    (router, *parts), normed, shared = MIXTURES[architecture]
+    layer = "model.layers.0."
+    expected = {f"{layer}{router}.weight": weights["blk.0.ffn_gate_inp.weight"]}
+    for part, theirs in zip(parts, ("gate", "up", "down"), strict=True):
+        for expert in range(3):
+            expected[f"{layer}{part.format(expert)}.weight"] = weights[f"blk.0.ffn_{theirs}_exps.weight"][expert]
+    if shared:
+        for theirs in ("gate", "up", "down"):
+            expected[f"{layer}mlp.shared_expert.{theirs}_proj.weight"] = weights[f"blk.0.ffn_{theirs}_shexp.weight"]
+        expected[f"{layer}mlp.shared_expert_gate.weight"] = weights["blk.0.ffn_gate_inp_shexp.weight"][None]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    assert len(found) == len(expected) + 8 + 2 * normed
+    # Rows of q take turns in files of Llama's shape.
+    q = weights["blk.0.attn_q.weight"]
+    stored = q[halves_order(8, 2)] if architecture == "llama" else q
+    np.testing.assert_array_equal(found[f"{layer}self_attn.q_proj.weight"], stored)
+
+
+def test_configs_of_mixtures(tmp_path: Path) -> None:
+    found = {}
+    for architecture in MIXTURES:
+        weights, numbers = mixture(architecture)
+        path = write_model(tmp_path / f"{architecture}.gguf", architecture, weights, {**NUMBERS, **numbers})
+        found[architecture] = hf_config(open_gguf(path))
+    mixtral, qwen2, qwen3 = found.values()
+    assert (mixtral["architectures"], mixtral["model_type"]) == (["MixtralForCausalLM"], "mixtral")
+    assert (mixtral["num_local_experts"], mixtral["num_experts_per_tok"], mixtral["sliding_window"]) == (3, 2, None)
+    assert mixtral["intermediate_size"] == 16
+    for config, name, renormalised in ((qwen2, "Qwen2Moe", False), (qwen3, "Qwen3Moe", True)):
+        assert config["architectures"] == [f"{name}ForCausalLM"]
+        assert (config["num_experts"], config["num_experts_per_tok"], config["moe_intermediate_size"]) == (3, 2, 6)
+        assert config["norm_topk_prob"] is renormalised
+    assert qwen2["shared_expert_intermediate_size"] == 4 and qwen2["qkv_bias"] is False
+
+
+def test_a_stack_of_another_number_of_experts_is_named(tmp_path: Path) -> None:
+    weights, numbers = mixture("qwen3moe")
+    with pytest.raises(StartupError, match=r"'blk.0.ffn_gate_exps.weight' has the shape \[3, 6, 8\]; a stack of 4"):
+        converted(tmp_path, "qwen3moe", weights, {**numbers, "expert_count": 4})
+
+
 def test_matrices_of_several_types_become_bfloat16(tmp_path: Path) -> None:
     weights: dict[str, Any] = dict(small_weights())
     weights["blk.0.attn_v.weight"] = weights["blk.0.attn_v.weight"].astype(np.float16)
@@ -166,9 +240,10 @@ def test_llama3_scaling_is_told_by_its_divisors(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, Json, Json, str]] = [
-    ("phi3", {}, {}, "llama, qwen2, qwen3, gemma3"),
+    ("phi3", {}, {}, "llama, qwen2, qwen2moe, qwen3, qwen3moe, gemma3"),
     ("llama", {"block_count": None}, {}, "llama.block_count is None"),
-    ("llama", {"expert_count": 8}, {}, "mixture of experts"),
+    ("qwen3", {"expert_count": 8}, {}, "mixture of experts of architecture 'qwen3', which is known as dense"),
+    ("llama", {"expert_count": 8}, {}, "llama.expert_used_count is None"),
     ("llama", {"rope.dimension_count": 2}, {}, "rope.dimension_count is 2"),
     ("llama", {"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, {}, "longrope"),
     ("llama", {}, {"tokenizer": "rwkv"}, "its tokenizer model is 'rwkv'"),

@@ -48,7 +48,8 @@ def work(model: ModelFacts, plan: Plan) -> Work:
     Every weight is read once and multiplied with every token (two operations each), except the output head, which sees
     the sampled tokens only. The KV before a span is read once; attention does four operations for each pair of tokens
     and each unit of the hidden size. Activations, the KV written and sampling are not counted. A model whose embedding
-    is not tied to its head reads and multiplies a little less than this says: a step only looks rows up in it.
+    is not tied to its head reads and multiplies a little less than this says: a step only looks rows up in it. A
+    mixture of experts does far less: a token multiplies with the experts it goes to, and a step reads those alone.
     """
     starts, lengths = plan.starts.astype(np.int64), plan.lengths.astype(np.int64)
     head = model.vocab_size * model.hidden_size

@@ -21,20 +21,28 @@ class Architecture:
     Attributes:
         interleaved: rows of q and k alternate between the two halves of a head (rotary pairs side by side).
         norm_offset: what the file adds to every norm weight.
+        mixture: feed-forward parts are mixtures of experts.
     """
 
     hf_class: str
     model_type: str
     interleaved: bool = False
     norm_offset: float = 0.0
+    mixture: bool = False
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", interleaved=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", mixture=True),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", mixture=True),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", norm_offset=1.0),
 }
+
+
+#: Mixtral calls itself Llama, with experts.
+MIXTRAL = Architecture("MixtralForCausalLM", "mixtral", interleaved=True, mixture=True)
 
 
 def architecture(gguf: Gguf) -> tuple[str, Architecture]:
@@ -46,15 +54,18 @@ def architecture(gguf: Gguf) -> tuple[str, Architecture]:
             f"{gguf.path} holds a model of architecture {name!r}; GGUF files of {known} can be read. "
             "Other architectures are served from their safetensors directory."
         )
-    return name, ARCHITECTURES[name]
+    arch = ARCHITECTURES[name]
+    if gguf.metadata.get(f"{name}.expert_count", 0) and not arch.mixture:
+        if name != "llama":
+            raise StartupError(f"{gguf.path} is a mixture of experts of architecture {name!r}, which is known as dense")
+        arch = MIXTRAL
+    return name, arch
 
 
 def hf_config(gguf: Gguf) -> dict[str, Any]:
     """The `config.json` that the original model would have had."""
     name, arch = architecture(gguf)
     keys = _Keys(gguf, name)
-    if keys.get("expert_count", 0):
-        raise StartupError(f"{gguf.path} is a mixture of experts; GGUF files of dense models can be read")
     heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
     head_dim = keys.integer("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -90,6 +101,8 @@ def hf_config(gguf: Gguf) -> dict[str, Any]:
             "attention_bias": "blk.0.attn_q.bias" in gguf.tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in gguf.tensors,
         }
+    if arch.mixture:
+        config |= _mixture(keys, arch, config)
     return config
 
 
@@ -170,6 +183,25 @@ def llama3_divisors(head_dim: int, base: float, scaling: Mapping[str, Any]) -> n
     smooth = np.clip(smooth, 0.0, 1.0)
     divisors: npt.NDArray[np.float64] = 1 / ((1 - smooth) / scaling["factor"] + smooth)
     return divisors
+
+
+def _mixture(keys: _Keys, arch: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a mixture. That Qwen3 makes weights sum to 1 and Qwen2 does not is not in the file."""
+    count, active = keys.integer("expert_count"), keys.integer("expert_used_count")
+    if arch is MIXTRAL:
+        return {"num_local_experts": count, "num_experts_per_tok": active, "sliding_window": None}
+    fields = {
+        "num_experts": count,
+        "num_experts_per_tok": active,
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": arch.model_type == "qwen3_moe",
+    }
+    if arch.model_type == "qwen2_moe":
+        fields |= {
+            "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+            "qkv_bias": config["attention_bias"],
+        }
+    return fields
 
 
 def _gemma3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from radixlm.base.errors import StartupError
 from radixlm.checkpoint.dequantize import Floats, slabs
 from radixlm.checkpoint.gguf import Gguf, TensorInfo
-from radixlm.checkpoint.gguf_config import architecture
+from radixlm.checkpoint.gguf_config import MIXTRAL, architecture
 
 _WHOLE: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -38,6 +38,23 @@ _GEMMA3: Mapping[str, str] = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+#: One tensor [experts, rows, columns] in the file is many in the original: {} is the number of the expert.
+_QWEN_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_MIXTRAL_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 #: Not a weight: it tells the rope scaling, which `gguf_config` reads.
 _IGNORED = frozenset({"rope_freqs.weight"})
@@ -82,7 +99,9 @@ def weights(gguf: Gguf, config: Mapping[str, Any]) -> list[Weight]:
     """
     name, arch = architecture(gguf)
     blocks = {**_BLOCK, **_GEMMA3} if name == "gemma3" else _BLOCK
-    found = []
+    if arch.mixture:
+        blocks = {**blocks, **(_MIXTRAL_EXPERTS if arch is MIXTRAL else _QWEN_EXPERTS)}
+    found: list[Weight] = []
     for info in gguf.tensors.values():
         if info.name in _IGNORED:
             continue
@@ -93,6 +112,17 @@ def weights(gguf: Gguf, config: Mapping[str, Any]) -> list[Weight]:
             stem, target, suffix = match[2], f"model.layers.{int(match[1])}.{blocks[match[2]]}", match[3]
         if target is None or suffix not in ("weight", "bias"):
             raise StartupError(f"{gguf.path}: tensor {info.name!r} is not known in architecture {name!r}")
+        if stem.endswith("_exps"):
+            experts = gguf.metadata[f"{name}.expert_count"]
+            if len(info.shape) != 3 or info.shape[0] != experts:
+                raise StartupError(
+                    f"{gguf.path}: tensor {info.name!r} has the shape {list(info.shape)}; "
+                    f"a stack of {experts} matrices was expected"
+                )
+            found += _experts(info, f"{target}.{suffix}")
+            continue
+        if stem == "ffn_gate_inp_shexp":  # a matrix of one row
+            info = replace(info, shape=(1, info.shape[-1]))
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(stem, 0)
         if heads and arch.interleaved and info.shape[0] % (2 * heads):
             raise StartupError(f"{gguf.path}: tensor {info.name!r} has {info.shape[0]} rows for {heads} heads")
@@ -105,3 +135,11 @@ def weights(gguf: Gguf, config: Mapping[str, Any]) -> list[Weight]:
             )
         )
     return found
+
+
+def _experts(info: TensorInfo, name: str) -> Iterator[Weight]:
+    """The matrices of a stack; {} in the name is the number of each."""
+    experts, rows = info.shape[:2]
+    for index in range(experts):
+        raw = info.raw[index * rows : (index + 1) * rows]
+        yield Weight(name.format(index), replace(info, shape=info.shape[1:], raw=raw))

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from radixlm.ops.activation import Activation
 from radixlm.ops.linear import Linear
+
+
+class FeedForward(Protocol):
+    """x [T, n] -> [T, n], token by token."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The same, added to residual."""
+        ...
 
 
 class GatedMlp:

@@ -123,18 +123,28 @@ class Source:
         parts = [self.part(0, size, unit) for size, unit in zip(outputs, units or [None] * len(names), strict=True)]
         return self._columns(names, outputs, inputs, parts, bias, norm)
 
-    def row(self, name: str, outputs: int, inputs: int, *, units: int | None = None, bias: bool = False) -> Linear:
+    def row(
+        self,
+        name: str,
+        outputs: int,
+        inputs: int,
+        *,
+        units: int | None = None,
+        bias: bool = False,
+        summed: bool = True,
+    ) -> Linear:
         """A product whose input is what a `column` product gave, cut alike; its output is whole on every rank.
 
         Args:
             inputs: whole size.
             units: see `part`.
+            summed: False leaves the sum over the ranks (`comm.all_reduce_`) to the caller, who adds up more first.
         """
         before = self.bytes
         weight = self.tensor(f"{name}.weight", outputs, inputs, part=self.part(1, inputs, units))
         part = linear_ops.make(weight, self._first_bias(name, outputs) if bias else None)
         self.bytes = before + part.bytes
-        return part if self.comm.size == 1 else RowLinear(part, self.comm)
+        return RowLinear(part, self.comm) if summed and self.comm.size > 1 else part
 
     def embedding(self, name: str, vocab: int, width: int, scale: float = 1.0) -> Embedding | PartEmbedding:
         """The table of token embeddings `name`, [vocab, width]; each rank holds some of its rows."""

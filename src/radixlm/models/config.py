@@ -57,6 +57,13 @@ class Fields:
             raise StartupError(f"{self._path}: {name} is {value!r}; it must be a list of strings")
         return None if value is None else list(value)
 
+    def integers(self, name: str) -> list[int] | None:
+        """A list of whole numbers, or None if left out."""
+        value = self._get(name, None)
+        if value is not None and not (isinstance(value, list | tuple) and all(type(x) is int for x in value)):
+            raise StartupError(f"{self._path}: {name} is {value!r}; it must be a list of whole numbers")
+        return None if value is None else list(value)
+
     def section(self, name: str) -> Fields | None:
         """A nested mapping, or None if left out or empty."""
         value = self._get(name, None)

@@ -9,9 +9,11 @@ import torch
 
 from radixlm.attention.base import LayerSpec, Step
 from radixlm.base.errors import StartupError
+from radixlm.layers import moe
 from radixlm.layers.attention import Attention
 from radixlm.layers.head import Head
-from radixlm.layers.mlp import GatedMlp, MergedMlp
+from radixlm.layers.mlp import FeedForward, GatedMlp, MergedMlp
+from radixlm.layers.moe import MoeSpec
 from radixlm.layers.norm import RmsNorm
 from radixlm.layers.rope import Rope, Rotation
 from radixlm.layers.source import Source
@@ -39,6 +41,7 @@ class DecoderSpec:
         embed_scale: multiplier of embeddings.
         logit_cap: soft cap of the logits (0: none).
         tied: the head is the embedding table, whether or not the checkpoint also has a head.
+        moe: feed-forward parts that are mixtures of experts, in which layers.
     """
 
     vocab_size: int
@@ -59,6 +62,7 @@ class DecoderSpec:
     sandwich: bool = False
     embed_scale: float = 1.0
     logit_cap: float = 0.0
+    moe: MoeSpec | None = None
 
 
 #: Names of a block's norms, in the order in which they are applied.
@@ -79,7 +83,7 @@ class PreNormBlock:
 
     __slots__ = ("_attention", "_first", "_mlp", "_rope", "_second")
 
-    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+    def __init__(self, attention: Attention, mlp: FeedForward, norms: Sequence[RmsNorm], rope: int) -> None:
         self._attention = attention
         self._mlp = mlp
         self._first, self._second = norms
@@ -95,7 +99,7 @@ class FusedBlock:
 
     __slots__ = ("_attention", "_mlp", "_rope")
 
-    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, rope: int) -> None:
+    def __init__(self, attention: Attention, mlp: FeedForward, rope: int) -> None:
         self._attention = attention
         self._mlp = mlp
         self._rope = rope
@@ -110,7 +114,7 @@ class SandwichBlock:
 
     __slots__ = ("_attention", "_mlp", "_norms", "_rope")
 
-    def __init__(self, attention: Attention, mlp: GatedMlp | MergedMlp, norms: Sequence[RmsNorm], rope: int) -> None:
+    def __init__(self, attention: Attention, mlp: FeedForward, norms: Sequence[RmsNorm], rope: int) -> None:
         self._attention = attention
         self._mlp = mlp
         self._norms = norms
@@ -188,7 +192,11 @@ def refuse_uneven(spec: DecoderSpec, size: int) -> None:
 
 def _obstacles(spec: DecoderSpec, size: int) -> list[str]:
     """What cannot be shared equally by `size` ranks."""
-    found = [] if spec.intermediate_size % size == 0 else [f"an intermediate size of {spec.intermediate_size}"]
+    inner = {spec.intermediate_size: "an intermediate size"}
+    if spec.moe is not None:
+        dense = inner if len(spec.moe.layers) < len(spec.attention) else {}
+        inner = {spec.moe.shared: "a shared expert", spec.moe.inner: "experts", **dense}
+    found = [f"{what} of {width}" for width, what in inner.items() if width % size]
     for layer in spec.attention:
         if layer.heads % size:
             found.append(f"{layer.heads} attention heads")
@@ -227,22 +235,35 @@ def _block(spec: DecoderSpec, source: Source, name: str, index: int) -> Block:
         source.row(f"{name}.self_attn.o_proj", hidden, q_size, units=layer.heads, bias=spec.out_bias),
         _head_norm(spec, source, f"{name}.self_attn", ours) if spec.head_norm else None,
     )
-    mlp = _mlp(spec, source, f"{name}.mlp", norms[1] if fused else None)
+    mlp = _feed_forward(spec, source, f"{name}.mlp", index, norms[1] if fused else None)
     if fused:
         return FusedBlock(attention, mlp, spec.rope_of[index])
     return kind(attention, mlp, norms, spec.rope_of[index])
 
 
-def _mlp(spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = None) -> GatedMlp | MergedMlp:
-    """The feed-forward part; `norm` goes into its first product, where those are fused."""
+def _feed_forward(spec: DecoderSpec, source: Source, name: str, index: int, norm: RmsNorm | None) -> FeedForward:
+    """The feed-forward part of layer `index`."""
+    if spec.moe is None or index not in spec.moe.layers:
+        return _mlp(spec, source, name, norm)
+
+    def mlp(name: str, inner: int) -> FeedForward:
+        return _mlp(replace(spec, intermediate_size=inner), source, name, summed=False)
+
+    return moe.build(spec.moe, source, name, spec.hidden_size, activation.find(spec.activation), mlp, norm)
+
+
+def _mlp(
+    spec: DecoderSpec, source: Source, name: str, norm: RmsNorm | None = None, summed: bool = True
+) -> GatedMlp | MergedMlp:
+    """The feed-forward part; `norm` goes into its first product, where those are fused. `summed`: see `Source.row`."""
     hidden, inner, function = spec.hidden_size, spec.intermediate_size, activation.find(spec.activation)
     gate_up = [f"{name}.gate_proj", f"{name}.up_proj"]
-    down = f"{name}.down_proj"
+    down = source.row(f"{name}.down_proj", hidden, inner, bias=spec.mlp_bias, summed=summed)
     if source.packs:
         gate, up = (source.column([part], [inner], hidden, bias=spec.mlp_bias) for part in gate_up)
-        return GatedMlp(gate, up, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
+        return GatedMlp(gate, up, down, function)
     merged = source.column(gate_up, [inner, inner], hidden, bias=spec.mlp_bias, norm=norm)
-    return MergedMlp(merged, source.row(down, hidden, inner, bias=spec.mlp_bias), function)
+    return MergedMlp(merged, down, function)
 
 
 def _norm(spec: DecoderSpec, source: Source, name: str) -> RmsNorm:

@@ -17,6 +17,9 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "MistralForCausalLM": "radixlm.models.mistral",
         "Qwen2ForCausalLM": "radixlm.models.qwen2",
         "Qwen3ForCausalLM": "radixlm.models.qwen3",
+        "MixtralForCausalLM": "radixlm.models.mixtral",
+        "Qwen2MoeForCausalLM": "radixlm.models.qwen2_moe",
+        "Qwen3MoeForCausalLM": "radixlm.models.qwen3_moe",
         "Gemma3ForCausalLM": "radixlm.models.gemma3",
         "Gemma3TextModel": "radixlm.models.gemma3",
     }

@@ -37,3 +37,11 @@ def products() -> ModuleType:
     from radixlm.ops import triton_linear
 
     return triton_linear
+
+
+@functools.cache
+def mixtures() -> ModuleType:
+    """The module of mixtures of experts, on a machine where Triton is `available`."""
+    from radixlm.ops import triton_moe
+
+    return triton_moe

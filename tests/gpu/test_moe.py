@@ -59,9 +59,10 @@ def test_equals_the_loop(size: tuple[int, int], road: str, dtype: torch.dtype) -
         bank = Bank(Shape(*size, hidden, inner), dtype, CUDA, renormalise=road != "few")
         for tokens in (1, 2, 33, 300):
             x, residual, scores = bank.inputs(tokens, road)
-            made = mixture(bank)
-            assert error(made(x, scores), bank.expected(x, scores)) < ROUNDING[dtype]
-            assert error(made.plus(x, scores, residual.clone()), bank.expected(x, scores, residual)) < ROUNDING[dtype]
+            made, expected = mixture(bank), bank.expected(x, scores)
+            assert error(made(x, scores), expected) < ROUNDING[dtype]
+            added = made.plus(x, scores, residual.clone())
+            assert error(added, expected + residual.cpu().double()) < ROUNDING[dtype]
 
 
 @pytest.mark.usefixtures("starts")
@@ -113,12 +114,12 @@ def test_scores_that_are_not_finite_harm_their_token_alone() -> None:
 
 
 @pytest.mark.usefixtures("starts")
-@pytest.mark.parametrize("shape", [Shape(128, 8, 2048, 768), Shape(8, 2, 1024, 3584)], ids=str)
+@pytest.mark.parametrize("shape", [Shape(128, 8, 512, 256), Shape(8, 2, 1024, 896)], ids=str)
 @pytest.mark.parametrize("tokens", [1, 16, 64, 256])
 def test_a_graph_follows_its_inputs(tokens: int, shape: Shape) -> None:
     """One capture, replayed with tokens that go elsewhere: nothing depends on where they went at first."""
-    made = mixture(Bank(shape, torch.bfloat16, CUDA))
     bank = Bank(shape, torch.bfloat16, CUDA)
+    made = mixture(bank)
     x, _, scores = bank.inputs(tokens)
     made(x, scores)
     torch.cuda.synchronize()
@@ -147,7 +148,7 @@ def test_a_long_prompt_goes_through_in_slices(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("bits", [16, 32])
 def test_every_choice_runs(bits: int) -> None:
     dtype = {16: torch.bfloat16, 32: torch.float32}[bits]
-    for shape in (Shape(128, 8, 2048, 768), Shape(8, 2, 4096, 1792), Shape(60, 4, 2048, 1408)):
+    for shape in (Shape(128, 8, 1024, 384), Shape(8, 2, 2048, 896), Shape(60, 4, 1024, 704)):
         bank = Bank(shape, dtype, CUDA)
         ways = {grouped.choose(tokens, shape, bits): tokens for tokens in (4096, 2048, 1024, 512, 256, 64, 16, 1)}
         for tokens in ways.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 
@@ -48,7 +50,11 @@ class Bank:
 
     def expected(self, x: torch.Tensor, scores: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Token by token, expert by expert, in float64."""
-        gate_up, down = self.gate_up.cpu().double(), self.down.cpu().double()
+
+        @cache
+        def weights_of(expert: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.gate_up[expert].cpu().double(), self.down[expert].cpu().double()
+
         rows = []
         for token, values in zip(x.cpu().double(), scores.cpu().double(), strict=True):
             listed = values.tolist()
@@ -58,8 +64,9 @@ class Bank:
                 weights = weights / weights.sum()
             row = torch.zeros_like(token)
             for expert, weight in zip(best, weights, strict=True):
-                gate, up = F.linear(token, gate_up[expert]).chunk(2)
-                row += weight * F.linear(self.activation.apply(gate) * up, down[expert])
+                gate_up, down = weights_of(expert)
+                gate, up = F.linear(token, gate_up).chunk(2)
+                row += weight * F.linear(self.activation.apply(gate) * up, down)
             rows.append(row)
         y = torch.stack(rows)
         return y if residual is None else y + residual.cpu().double()

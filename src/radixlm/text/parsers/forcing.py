@@ -18,8 +18,18 @@ from radixlm.text.words import alternation
 
 Json = dict[str, Any]
 
-#: How arguments are written: one form, so that no white space runs for ever and most of a frame is forced.
-_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+#: The library that knows the dialect.
+BACKEND = "llguidance"
+
+#: How arguments are written: one form, so that no white space runs for ever and most of a frame is forced. And nothing
+#: of a schema is passed over.
+_FORM = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
 
 #: Text between calls, or before the first.
 _FREE = r"/(.|\n)*/"
@@ -169,7 +179,7 @@ def triggered(writing: Writing, functions: Sequence[Function], parallel: bool, s
 
 
 def either(
-    writing: Writing, functions: Sequence[Function], parallel: bool, special: Mapping[str, int], schema: Json
+    writing: Writing, functions: Sequence[Function], parallel: bool, special: Mapping[str, int], schema: Any
 ) -> str:
     """A grammar of calls, or of an answer that is the JSON of a schema. Arguments are as `required`."""
     rules = _Rules(writing, special)

@@ -313,6 +313,22 @@ def test_grammars_of_calls(api: Api) -> None:
     assert parsing is not None and parsing.names == ("ping",)
 
 
+def test_other_constraints_beside_tools(api: Api) -> None:
+    schema = {"type": "array", "items": {"type": "null"}}
+    form = {"type": "json_schema", "json_schema": {"name": "r", "schema": schema}}
+    grammar = carried(api, tools=[F], response_format=form).grammar
+    assert grammar is not None and grammar.kind == "ebnf" and '"null"' in grammar.text
+    grammar = carried(api, tools=[F], tool_choice="none", response_format=form).grammar
+    assert grammar is not None and grammar.kind == "json_schema"
+    assert carried(api, tools=[F], response_format={"type": "json_object"}).grammar is not None
+    for fields, param in (
+        ({"regex": "a+"}, "tools"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
+    ):
+        answer = api.chat(tools=[F], **fields)
+        assert answer.status == 400 and answer.error["param"] == param
+
+
 def test_several_forced_calls_are_asked_for(api: Api) -> None:
     texts = []
     for fields in ({}, {"parallel_tool_calls": False}, {"parallel_tool_calls": True}):

@@ -178,6 +178,21 @@ def test_what_cannot_be_enforced_is_left_open_unless_strict(loose: Any) -> None:
     assert "uniqueItems" not in made and made.get("properties", {"k": {}}) == {"k": {}}
 
 
+@pytest.mark.parametrize("name", ["glm", "qwen3_coder"])
+def test_texts_without_quotes_have_the_length_of_their_schema(name: str) -> None:
+    text = {"type": "string", "minLength": 2, "maxLength": 4}
+    function = Function("f", {"type": "object", "properties": {"t": text}, "required": ["t"]})
+    lark = required(WRITINGS[name, False], [function], False, {})
+    for seed in range(5):
+        said = words(name, False).say(lark, seed)
+        assert said is not None
+        (_, arguments) = parse(said, Parsing(tools=name, names=("f",), texts=(("f", "t"),)))
+        assert 2 <= len(json.loads(arguments.text)["t"]) <= 4
+    for bounds in ({"minLength": 3}, {"maxLength": 10**6}, {"minLength": 10**6}):
+        longer = Function("f", {"type": "object", "properties": {"t": {"type": "string", **bounds}}})
+        words(name, False).matcher(required(WRITINGS[name, False], [longer], False, {}))
+
+
 def test_texts_by_schema() -> None:
     for schema in ({"type": "string"}, {"enum": ["a"]}, {"const": "a"}, {"type": ["string"]}):
         assert is_text(schema)

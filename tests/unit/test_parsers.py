@@ -123,6 +123,7 @@ WRITERS: dict[str, tuple[str, Callable[[Calls], str]]] = {
     "hermes": ("hermes", _hermes), "hermes list": ("hermes", _hermes_list),
     "hermes reversed": ("hermes", _hermes_reversed), "llama3": ("llama3", _llama3),
     "llama3 tagged": ("llama3", lambda calls: "<|python_tag|>" + _llama3(calls)),
+    "llama3 lines": ("llama3", lambda calls: "\n".join(_llama3([call]) for call in calls)),
     "mistral": ("mistral", _mistral), "mistral new": ("mistral", _mistral_new),
     "pythonic": ("pythonic", _pythonic),
     "pythonic tagged": ("pythonic", lambda calls: f"<|python_start|>{_pythonic(calls)}<|python_end|>"),
@@ -206,7 +207,7 @@ def calls(draw: st.DrawFn, unquoted: bool) -> Calls:
 def test_what_a_model_writes_is_what_comes_out(writer: str, data: st.DataObject, before: str, after: str) -> None:
     name, write = WRITERS[writer]
     asked = data.draw(calls(unquoted=name in UNQUOTED))
-    if writer == "pythonic" or (writer == "llama3"):
+    if writer in ("pythonic", "llama3", "llama3 lines"):
         before = ""  # without a marker a call begins the text
     if name == "gpt-oss":
         before, after = "", ""

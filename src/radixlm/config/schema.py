@@ -87,7 +87,7 @@ class ModelConfig:
         shown="by the chat template",
     )
     reasoning_parser: str | None = option(
-        None, "reasoning: think, mistral, gpt-oss or none", shown="by the chat template"
+        None, "reasoning: think, mistral, kimi, gpt-oss or none", shown="by the chat template"
     )
     sampling_defaults: str = option(
         "model",

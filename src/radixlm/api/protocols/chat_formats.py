@@ -14,10 +14,11 @@ import msgspec
 
 from radixlm.api.errors import NotSupported
 from radixlm.api.protocols.chat_prompt import ChatPrompt, RenderedChat
+from radixlm.base.errors import BadRequest
 from radixlm.base.request import Grammar, Parsing, Thinking
 from radixlm.grammar import check
 from radixlm.text.parsers.choose import Formats
-from radixlm.text.parsers.forcing import WRITINGS, Function, either, is_text, required, triggered
+from radixlm.text.parsers.forcing import BACKEND, WRITINGS, Function, either, is_text, required, triggered
 from radixlm.text.parsers.formats import REASONING, TOOLS, Channels, Tags
 from radixlm.text.tokenizer import Tokenizer
 
@@ -106,16 +107,27 @@ def _grammar_of_calls(
     special = {word: index for word in words if (index := tokenizer.id(word)) is not None}
     special = {word: index for word, index in special.items() if index in tokenizer.special_ids}
     if forced:
-        return Grammar(kind="ebnf", text=required(writing, functions, choice.parallel is True, special), param="tools")
+        return _lark(required(writing, functions, choice.parallel is True, special))
     free = [function if function.strict else Function(function.name, _ANY) for function in functions]
     parallel = choice.parallel is not False
     if answer is None:
-        return Grammar(kind="ebnf", text=triggered(writing, free, parallel, special), param="tools")
+        return _lark(triggered(writing, free, parallel, special))
     if answer.kind not in ("json_schema", "json_object"):
         raise NotSupported(f"an answer that is bound by a {answer.kind} cannot go with tools", param="tools")
-    schema = check.parse_schema(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+    schema: Any = {"type": "object"}
+    if answer.kind == "json_schema":
+        try:
+            schema = check.parse_schema(answer.text)
+            check.check_schema(schema, check.LLGUIDANCE, BACKEND)
+        except BadRequest as error:
+            error.param = answer.param
+            raise
     text = either(writing, free, parallel, special, schema)
-    return Grammar(kind="ebnf", text=text, backend=answer.backend, param=answer.param)
+    return _lark(text, answer.param)
+
+
+def _lark(text: str, param: str = "tools") -> Grammar:
+    return Grammar(kind="ebnf", text=text, backend=BACKEND, param=param)
 
 
 #: Arguments of a function that is not strict, where nothing forces it to be called.

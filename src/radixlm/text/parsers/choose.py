@@ -29,6 +29,7 @@ _REASONING_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>analysis",), "gpt-oss"),
     (("<|channel|>", "<|message|>"), "gpt-oss"),
     (("[THINK]",), "mistral"),
+    (("◁think▷",), "kimi"),
     (("<think>",), "think"),
     (("</think>",), "think"),
 )

@@ -18,8 +18,18 @@ from radixlm.text.words import alternation
 
 Json = dict[str, Any]
 
-#: How arguments are written: one form, so that no white space runs for ever and most of a frame is forced.
-_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+#: The library that knows the dialect.
+BACKEND = "llguidance"
+
+#: How arguments are written: one form, so that no white space runs for ever and most of a frame is forced. And nothing
+#: of a schema is passed over.
+_FORM = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "lenient": False,
+    "coerce_one_of": False,
+}
 
 #: Text between calls, or before the first.
 _FREE = r"/(.|\n)*/"
@@ -72,7 +82,8 @@ class Pairs:
     Attributes:
         before, after: around a value. `{key}` stands for the parameter.
         between: between two of them.
-        text: a regular expression of values that are texts, and what stands after them; None: they are JSON strings.
+        text: a regular expression of values that are texts, with `{count}` for how long they are, and what stands after
+            them; None: they are JSON strings.
     """
 
     before: str
@@ -112,14 +123,16 @@ WRITINGS: Mapping[tuple[str, bool], Writing] = {
         "<tool_call>{name}\n",
         "</tool_call>",
         between="\n",
-        pairs=Pairs("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n", text=("/[^<]*/", "</arg_value>\n")),
+        pairs=Pairs(
+            "<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n", text=("/[^<]{count}/", "</arg_value>\n")
+        ),
     ),
     ("qwen3_coder", False): Writing(
         "<tool_call>",
         "<tool_call>\n<function={name}>\n",
         "</function>\n</tool_call>",
         between="\n",
-        pairs=Pairs("<parameter={key}>\n", "\n</parameter>\n", text=(r"/[^<]*\n/", "</parameter>\n")),
+        pairs=Pairs("<parameter={key}>\n", "\n</parameter>\n", text=(r"/[^<]{count}\n/", "</parameter>\n")),
     ),
     ("kimi_k2", False): Writing(
         "<|tool_calls_section_begin|>",
@@ -169,7 +182,7 @@ def triggered(writing: Writing, functions: Sequence[Function], parallel: bool, s
 
 
 def either(
-    writing: Writing, functions: Sequence[Function], parallel: bool, special: Mapping[str, int], schema: Json
+    writing: Writing, functions: Sequence[Function], parallel: bool, special: Mapping[str, int], schema: Any
 ) -> str:
     """A grammar of calls, or of an answer that is the JSON of a schema. Arguments are as `required`."""
     rules = _Rules(writing, special)
@@ -278,7 +291,7 @@ class _Rules:
         if choices is not None:
             return f"({' | '.join(map(_quoted, choices))}) {after}"
         expression, after_text = pairs.text
-        return f"{expression} {self.text(after_text)}"
+        return f"{expression.replace('{count}', _count(schema))} {self.text(after_text)}"
 
 
 def object_schema(function: Function) -> Json:
@@ -355,6 +368,19 @@ def is_text(schema: Any) -> bool:
     if "const" in schema:
         return isinstance(schema["const"], str)
     return schema.get("type") in ("string", ["string"])
+
+
+def _count(schema: Json) -> str:
+    """How many characters a text may have, as a repeat. Long ones are not counted: each step would be a state."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not isinstance(least, int) or least > _LONGEST_COUNT:
+        return "*"
+    if not isinstance(most, int) or most > _LONGEST_COUNT:
+        return f"{{{least},}}" if least else "*"
+    return f"{{{least},{max(least, most)}}}"
+
+
+_LONGEST_COUNT = 1000
 
 
 def _json(schema: Any) -> str:

@@ -114,11 +114,11 @@ TOOLS: Mapping[str, ToolFormat] = {
         (Section("<tool_call>", (Either((_OBJECTS, (_OBJECT,))), Mark("</tool_call>", final=True))),),
         words=("<tool_call>", "</tool_call>"),
     ),
-    # {"name": "f", "parameters": {}}, several with ; between them, with <|python_tag|> in front or nothing.
+    # {"name": "f", "parameters": {}}, several with ; or a line break between them, with <|python_tag|> in front or not.
     "llama3": ToolFormat(
         (
-            Section("<|python_tag|>", (Many((_OBJECT,), (";", ",")),)),
-            Section("", (Many((CallObject(leading=("type",)),), (";", ",")),)),
+            Section("<|python_tag|>", (Many((_OBJECT,), (";", ",", "")),)),
+            Section("", (Many((CallObject(leading=("type",)),), (";", ",", "")),)),
         ),
         words=("<|python_tag|>",),
     ),
@@ -254,6 +254,7 @@ TOOLS: Mapping[str, ToolFormat] = {
 REASONING: Mapping[str, ReasoningFormat] = {
     "think": ReasoningFormat(Tags("<think>", "</think>")),
     "mistral": ReasoningFormat(Tags("[THINK]", "[/THINK]")),
+    "kimi": ReasoningFormat(Tags("◁think▷", "◁/think▷")),
     "gpt-oss": ReasoningFormat(_HARMONY),
 }
 
@@ -268,6 +269,7 @@ TOOL_SYNONYMS: Mapping[str, str] = {
 }  # fmt: skip
 REASONING_SYNONYMS: Mapping[str, str] = {
     "deepseek-r1": "think", "deepseek_r1": "think", "deepseek-v3": "think", "deepseek_v3": "think",
-    "qwen3": "think", "qwen3-thinking": "think", "glm45": "think", "kimi_k2": "think", "step3": "think",
-    "nemotron_3": "think", "magistral": "mistral", "gpt_oss": "gpt-oss", "harmony": "gpt-oss",
+    "qwen3": "think", "qwen3-thinking": "think", "glm45": "think", "glm47": "think", "kimi_k2": "think",
+    "step3": "think", "nemotron_3": "think", "minimax": "think", "mimo": "think", "interns1": "think",
+    "magistral": "mistral", "gpt_oss": "gpt-oss", "harmony": "gpt-oss",
 }  # fmt: skip

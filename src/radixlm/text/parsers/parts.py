@@ -127,7 +127,7 @@ class Many:
     """The parts once or more often, with a separator in between.
 
     Attributes:
-        between: separators of which one is enough; "" where there is none.
+        between: separators of which one is enough; with "" among them there may be none.
     """
 
     parts: tuple[Part, ...]
@@ -140,9 +140,7 @@ class Many:
             outer, reader.committed = reader.committed, False
             try:
                 yield from reader.space()
-                if "" not in self.between:
-                    yield from reader.one_of(self.between)
-                    yield from reader.space()
+                yield from self._separator(reader)
                 yield from read_all(self.parts, reader, job)
             except Mismatch:
                 if reader.committed:
@@ -151,6 +149,16 @@ class Many:
                 return
             finally:
                 reader.committed = reader.committed or outer
+
+    def _separator(self, reader: Reader) -> Steps[None]:
+        marks = tuple(mark for mark in self.between if mark)
+        try:
+            if marks:
+                yield from reader.one_of(marks)
+        except Mismatch:
+            if "" not in self.between:
+                raise
+        yield from reader.space()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,3 +71,9 @@ def odd(servers: Servers) -> Iterator[Server]:
 def real(servers: Servers) -> Iterator[Server]:
     """The default model, in float32."""
     yield from servers.lend("real")
+
+
+@pytest.fixture
+def embedder(servers: Servers) -> Iterator[Server]:
+    """A real encoder that makes vectors."""
+    yield from servers.lend("embedder")

@@ -148,14 +148,17 @@ class Server:
         key: str | None = None,
         port: int | None = None,
         wait: bool = True,
+        generates: bool = True,
     ) -> None:
         """Start it and wait until it is ready.
 
         Args:
             key: sent with every request.
+            generates: its model continues texts, not only makes vectors of them.
             wait: False returns at once.
         """
         self.model = name
+        self.generates = generates
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.scratch = Path(tempfile.mkdtemp(prefix="rl-"))
@@ -260,8 +263,11 @@ class Server:
         assert set(self.processes()) == self.family, "a process of the server was replaced"
         assert self.health() == 200
         self.check_settles()
-        answer = self.complete(prompt="Hello", max_tokens=3, ignore_eos=True, cache_salt="check_well")
-        assert answer["usage"]["completion_tokens"] == 3
+        if self.generates:
+            answer = self.complete(prompt="Hello", max_tokens=3, ignore_eos=True, cache_salt="check_well")
+            assert answer["usage"]["completion_tokens"] == 3
+        else:
+            assert self.ask("/encode", {"text": "Hello"})["embedding"]
         self.check_settles()
 
     def check_settles(self, seconds: float = 5.0) -> None:

@@ -232,7 +232,8 @@ class Engine:
             ended = ended or last in request.sampling.stop_token_ids
             finish = Finish("stop", last) if ended else Finish("length")
         stats = self._stats(running) if running.said == 1 or finish else None
-        return Extra(request.uid, scores, prompt_scores, finish, stats)
+        vector = vector_of(request).tobytes() if request.pooling and finish else None
+        return Extra(request.uid, scores, prompt_scores, finish, stats, vector)
 
     def _stats(self, running: Running) -> Stats:
         request = running.request
@@ -259,6 +260,14 @@ def speech(request: Request, script: str | None) -> list[int]:
     ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else set(words.eos_ids))
     stop = next((i for i, token in enumerate(ids) if token in ends and i >= sampling.min_new_tokens), len(ids))
     return ids[: stop + 1]
+
+
+def vector_of(request: Request) -> Any:
+    """A vector that is a function of the tokens alone, with a part that they share if they are alike."""
+    vector = np.full(facts().model.hidden_size, 0.5, "<f4")
+    for token in request.tokens:
+        vector[token % len(vector)] += 1.0
+    return vector
 
 
 def logprob(token: int, position: int) -> float:

@@ -60,6 +60,10 @@ def _real(models: Path) -> Server:
     return Server("smollm2", "--dtype", "float32", "--max-total-tokens", "16384", name="smollm2")
 
 
+def _embedder(models: Path) -> Server:
+    return Server("all-minilm-l6-v2", name="all-minilm-l6-v2", generates=False)
+
+
 SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "plain": _plain,
     "repeater": _repeater,
@@ -69,6 +73,7 @@ SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "keyed": _keyed,
     "odd": _odd,
     "real": _real,
+    "embedder": _embedder,
 }
 
 

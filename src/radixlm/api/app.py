@@ -24,7 +24,7 @@ from radixlm.api.edge import Edge, Gate
 from radixlm.api.hub import Hub
 from radixlm.api.info import Info, json_response
 from radixlm.api.limits import Json, read_json
-from radixlm.api.protocols import native, openai_chat, openai_completions, parsing, tokens
+from radixlm.api.protocols import embeddings, native, openai_chat, openai_completions, parsing, rerank, tokens
 from radixlm.api.protocols.job import Job
 from radixlm.api.service import Served, Service
 from radixlm.api.sse import Events, Whole
@@ -77,6 +77,9 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/generate", "POST PUT", _generating(native.parse, service)),
         ("/v1/completions", "POST", _generating(openai_completions.parse, service)),
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
+        ("/v1/embeddings", "POST", _generating(embeddings.parse, service)),
+        ("/encode", "POST", _generating(embeddings.parse_native, service)),
+        ("/v1/rerank /rerank /v2/rerank", "POST", _generating(rerank.parse, service)),
         ("/tokenize /v1/tokenize", "POST", _answering(tokens.tokenize, service)),
         ("/detokenize /v1/detokenize", "POST", _answering(tokens.detokenize, service)),
         ("/parse_function_call", "POST", _answering(parsing.parse_function_call, service)),

@@ -53,6 +53,7 @@ from radixlm.wire.messages import (
     ToEngine,
     Tokens,
 )
+from support.errors import error_of
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -318,18 +319,28 @@ class Answer:
     @property
     def error(self) -> Json:
         """The error of an answer, whose shape is checked on the way."""
-        body = self.json
         assert self.headers["content-type"] == "application/json"
-        assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}, body
-        assert isinstance(body["error"]["code"], str) and body["error"]["message"]
         assert "x-request-id" in self.headers
-        found: Json = body["error"]
+        found = error_of(self.json)
+        assert isinstance(found.get("code", ""), str) and found["message"]
         return found
 
     @property
     def events(self) -> list[Any]:
         """The payloads of an event stream, `[DONE]` and comments as text."""
         return parse_events(self.body)
+
+
+def parse_named(body: bytes) -> list[Json]:
+    """The payloads of a stream of events with names; each name is the payload's type."""
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == "", "a stream ends with a blank line"
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: "), parse_constant=_refuse_constant))
+        assert name == f"event: {events[-1]['type']}" and data.startswith("data: ")
+    return events
 
 
 def parse_events(body: bytes) -> list[Any]:

@@ -24,7 +24,19 @@ from radixlm.api.edge import Edge, Gate
 from radixlm.api.hub import Hub
 from radixlm.api.info import Info, json_response
 from radixlm.api.limits import Json, read_json
-from radixlm.api.protocols import embeddings, native, openai_chat, openai_completions, parsing, rerank, tokens
+from radixlm.api.protocols import (
+    anthropic,
+    embeddings,
+    native,
+    ollama,
+    ollama_embed,
+    ollama_info,
+    openai_chat,
+    openai_completions,
+    parsing,
+    rerank,
+    tokens,
+)
 from radixlm.api.protocols.job import Job
 from radixlm.api.service import Served, Service
 from radixlm.api.sse import Events, Whole
@@ -63,6 +75,7 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
     table: list[Route] = []
     info = Info(service, metrics, table)
     control = Control(service, keys)
+    models = ollama_info.OllamaInfo(service)
     for paths, methods, handler in (
         ("/", "GET", info.hello),
         ("/version", "GET", info.version),
@@ -77,6 +90,16 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/generate", "POST PUT", _generating(native.parse, service)),
         ("/v1/completions", "POST", _generating(openai_completions.parse, service)),
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
+        ("/v1/messages", "POST", _generating(anthropic.parse, service)),
+        ("/v1/messages/count_tokens", "POST", _answering(anthropic.count_tokens, service)),
+        ("/api/chat", "POST", _generating(ollama.chat, service)),
+        ("/api/generate", "POST", _generating(ollama.generate, service)),
+        ("/api/embed", "POST", _generating(ollama_embed.embed, service)),
+        ("/api/embeddings", "POST", _generating(ollama_embed.embeddings, service)),
+        ("/api/tags", "GET", models.tags),
+        ("/api/ps", "GET", models.running),
+        ("/api/version", "GET", models.version),
+        ("/api/show", "POST", _answering(ollama_info.show, service)),
         ("/v1/embeddings", "POST", _generating(embeddings.parse, service)),
         ("/encode", "POST", _generating(embeddings.parse_native, service)),
         ("/v1/rerank /rerank /v2/rerank", "POST", _generating(rerank.parse, service)),
@@ -98,7 +121,7 @@ def _generating(parse: Parse, service: Service) -> Handler:
     async def handle(request: Request) -> ASGIApp:
         job = await parse(await read_json(request, limits), service)
         stream = service.hub.submit(job.requests, group=job.rid)
-        return Events(stream, job.form, keep_alive) if job.stream else Whole(stream, job.form)
+        return Events(stream, job.form, keep_alive, job.framing) if job.stream else Whole(stream, job.form)
 
     return handle
 
@@ -132,16 +155,16 @@ async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RadixError)
     if error.status == 500:
         log.error("request %s: %s", request.state.request_id, error.message)
-    return errors.response(error)
+    return errors.response(error, request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return errors.response(errors.from_http(error), error.headers)
+    return errors.response(errors.from_http(error), request.scope, error.headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return errors.response(errors.internal())
+    return errors.response(errors.internal(), request.scope)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

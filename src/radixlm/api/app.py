@@ -35,6 +35,7 @@ from radixlm.api.protocols import (
     openai_completions,
     parsing,
     rerank,
+    responses,
     tokens,
 )
 from radixlm.api.protocols.job import Job
@@ -75,6 +76,7 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
     table: list[Route] = []
     info = Info(service, metrics, table)
     control = Control(service, keys)
+    kept = responses.Responses(service)
     models = ollama_info.OllamaInfo(service)
     for paths, methods, handler in (
         ("/", "GET", info.hello),
@@ -90,6 +92,12 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/generate", "POST PUT", _generating(native.parse, service)),
         ("/v1/completions", "POST", _generating(openai_completions.parse, service)),
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
+        ("/v1/responses", "POST", kept.create),
+        ("/v1/responses/input_tokens", "POST", _answering(kept.input_tokens, service)),
+        ("/v1/responses/{id}", "GET", kept.retrieve),
+        ("/v1/responses/{id}", "DELETE", kept.delete),
+        ("/v1/responses/{id}/cancel", "POST", kept.cancel),
+        ("/v1/responses/{id}/input_items", "GET", kept.input_items),
         ("/v1/messages", "POST", _generating(anthropic.parse, service)),
         ("/v1/messages/count_tokens", "POST", _answering(anthropic.count_tokens, service)),
         ("/api/chat", "POST", _generating(ollama.chat, service)),
@@ -144,7 +152,7 @@ def _cors(config: ServerConfig) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PUT"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )

@@ -66,6 +66,7 @@ def test_a_message(api: Api) -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 3,
             "output_tokens": len(WORDS.encode("Hello world")) + 1,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 
@@ -318,7 +319,7 @@ def test_any_stream_builds_the_whole_message(shared: Api, stream: Any) -> None:
     assert message["stop_reason"] == whole["stop_reason"] == wanted
     assert message["usage"] == whole["usage"] == {
         "input_tokens": len(PROMPT) - 2, "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 2, "output_tokens": 7,
+        "cache_read_input_tokens": 2, "output_tokens": 7, "output_tokens_details": {"thinking_tokens": 0},
     }  # fmt: skip
 
 

@@ -139,6 +139,7 @@ def usage(counts: Counts) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.completion,
+        "output_tokens_details": {"thinking_tokens": counts.reasoning},
     }
 
 

@@ -15,6 +15,8 @@ from radixlm.base.errors import BadRequest
 #: Block type -> what it brings, for blocks that a text model has no use for.
 MEDIA = {"image": "images", "document": "documents", "container_upload": "files"}
 
+THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+
 #: Blocks that say nothing to the model.
 SILENT = ("redacted_thinking",)
 
@@ -92,14 +94,14 @@ def tool_choice(value: Mapping[str, Any] | None) -> ToolChoice:
 
 
 def reasoning(thinking: Mapping[str, Any] | None, effort: Any = None) -> Reasoning:
-    """`{"type": enabled | adaptive | disabled, "budget_tokens"}`; without it the model does as its template says."""
+    """`{"type": enabled | adaptive | between_tools | disabled, "budget_tokens"}`; without it the model does as its template says."""
     if effort is not None and not isinstance(effort, str):
         raise BadRequest("output_config.effort must be a text", param="output_config.effort")
     if thinking is None:
         return Reasoning(effort=effort)
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
-    if kind not in ("enabled", "adaptive", "disabled"):
-        raise BadRequest("thinking.type must be enabled, adaptive or disabled", param="thinking.type")
+    if kind not in THINKING:
+        raise BadRequest(f"thinking.type must be one of {', '.join(THINKING)}", param="thinking.type")
     if budget is not None and (type(budget) is not int or budget < 0):
         raise BadRequest("thinking.budget_tokens must be a whole number of 0 or more", param="thinking.budget_tokens")
     return Reasoning(enabled=kind != "disabled", budget=budget if kind == "enabled" else None, effort=effort)

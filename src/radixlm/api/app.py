@@ -39,6 +39,8 @@ from radixlm.api.protocols import (
     tokens,
 )
 from radixlm.api.protocols.job import Job
+from radixlm.api.reference.openapi import document
+from radixlm.api.reference.page import page
 from radixlm.api.service import Served, Service
 from radixlm.api.sse import Events, Whole
 from radixlm.base.errors import RadixError
@@ -49,6 +51,9 @@ log = logging.getLogger("radixlm.api")
 
 Parse = Callable[[Json, Service], Awaitable[Job]]
 Answer = Callable[[Json, Service], Awaitable[Json]]
+#: The page of `/docs` loads nothing and runs nothing.
+DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
@@ -89,6 +94,8 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/model_info /get_model_info", "GET", info.model_info),
         ("/server_info /get_server_info", "GET", info.server_info),
         ("/metrics", "GET", info.metrics),
+        ("/openapi.json", "GET", _openapi),
+        ("/docs", "GET", _docs),
         ("/generate", "POST PUT", _generating(native.parse, service)),
         ("/v1/completions", "POST", _generating(openai_completions.parse, service)),
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
@@ -141,6 +148,14 @@ def _answering(answer: Answer, service: Service) -> Handler:
         return json_response(await answer(await read_json(request, service.config.limits), service))
 
     return handle
+
+
+async def _openapi(request: Request) -> Response:
+    return json_response(document())
+
+
+async def _docs(request: Request) -> Response:
+    return Response(page(), media_type="text/html", headers={"content-security-policy": DOCS_POLICY})
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

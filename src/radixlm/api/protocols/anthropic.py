@@ -22,7 +22,7 @@ from radixlm.base.errors import BadRequest
 from radixlm.base.request import Grammar
 
 SAMPLING = Reader(SamplingFields, {"max_tokens": "max_new_tokens"})
-TEXT = Reader(TextFields, {"stop_sequences": "stop"})
+TEXT = Reader(TextFields, {"stop_sequences": "stop", "no_stop_trim": "keep_stop"})
 
 #: Refused when set: each would change the answer if it were ignored.
 REFUSED = {

@@ -94,7 +94,7 @@ def tool_choice(value: Mapping[str, Any] | None) -> ToolChoice:
 
 
 def reasoning(thinking: Mapping[str, Any] | None, effort: Any = None) -> Reasoning:
-    """`{"type": enabled | adaptive | between_tools | disabled, "budget_tokens"}`; without it the model does as its template says."""
+    """`{"type": one of THINKING, "budget_tokens"}`; without it the model does as its template says."""
     if effort is not None and not isinstance(effort, str):
         raise BadRequest("output_config.effort must be a text", param="output_config.effort")
     if thinking is None:

@@ -38,6 +38,9 @@ OPTIONS = {
 SAMPLING = Reader(SamplingFields, OPTIONS, "options.")
 TEXT = Reader(TextFields, prefix="options.")
 
+#: What the readers know and Ollama's options do not have.
+HIDDEN = tuple(name for name in (*SAMPLING.names, *TEXT.names) if name not in OPTIONS and name != "stop")
+
 #: Options that change how tokens are chosen and are not served -> the value that means "not".
 NEUTRAL = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}
 

@@ -33,7 +33,7 @@ from radixlm.base.errors import BadRequest, RadixError
 from radixlm.base.request import Grammar, LogprobParams
 
 SAMPLING = Reader(SamplingFields, {"max_output_tokens": "max_new_tokens"})
-TEXT = Reader(TextFields)
+TEXT = Reader(TextFields, {"include_stop_str_in_output": "keep_stop", "no_stop_trim": "keep_stop"})
 
 #: Refused when set: each would change the answer if it were ignored.
 REFUSED = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from radixlm.api.protocols.chat import Answers, Chat, Reasoning
+from radixlm.api.protocols.chat import Answers, CallIds, Chat, Reasoning
 from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.service import Service
 from radixlm.base.pieces import Piece, joined
@@ -25,7 +25,9 @@ def service_of(api: Api) -> Service:
 def chat(api: Api, max_tokens: int = 50) -> Chat:
     """A chat whose one sequence is read by parsers."""
     request = Request(uid=1, rid="r", tokens=PROMPT, sampling=SamplingParams(max_new_tokens=max_tokens), arrival=1000.0)
-    return Chat((request,), Prompt(PROMPT), Answers(len(PROMPT), 1, Reasoning(), True, service_of(api)))
+    return Chat(
+        (request,), Prompt(PROMPT), Answers(len(PROMPT), 1, Reasoning(), True, CallIds("plain", ()), service_of(api))
+    )
 
 
 #: Whole answers: text, reasoning and calls in any order, with arguments that are JSON objects.

@@ -158,12 +158,12 @@ def test_a_round_trip_of_tools() -> None:
             "content": "Looking.",
             "reasoning_content": "I should look",
             "tool_calls": [
-                {"id": "toolu_1", "type": "function", "function": {"name": "look", "arguments": '{"city":"Wien"}'}},
-                {"id": "toolu_2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+                {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"city":"Wien"}'}},
+                {"id": "2", "type": "function", "function": {"name": "look", "arguments": "{}"}},
             ],
         },
-        {"role": "tool", "tool_call_id": "toolu_1", "content": "rain"},
-        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no"},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "2", "content": "Error: no"},
         {"role": "user", "content": "And?"},
     ]
     only_result = chat_messages([{"role": "user", "content": [messages[2]["content"][0]]}], None)  # type: ignore[index]

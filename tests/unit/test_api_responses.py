@@ -206,7 +206,7 @@ def test_tools_and_choices() -> None:
     )
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     assert tool_choice(allowed, False) == ToolChoice(names=("f",), parallel=False)
-    assert tool_choice(None, True) == ToolChoice()
+    assert tool_choice(None, None) == ToolChoice()
 
 
 @pytest.mark.parametrize(

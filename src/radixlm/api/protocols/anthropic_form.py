@@ -12,6 +12,7 @@ import msgspec
 
 from radixlm.api import errors
 from radixlm.api.limits import Json
+from radixlm.api.protocols.anthropic_messages import PREFIX
 from radixlm.api.protocols.chat import Call, Chat
 from radixlm.api.protocols.tally import Counts
 from radixlm.api.service import Service
@@ -144,7 +145,7 @@ def usage(counts: Counts) -> Json:
 
 
 def _tool_use(id: str, name: str) -> Json:
-    return {"type": "tool_use", "id": "toolu_" + id.removeprefix("call_"), "name": name}
+    return {"type": "tool_use", "id": PREFIX + id, "name": name}
 
 
 def _input(call: Call) -> Any:

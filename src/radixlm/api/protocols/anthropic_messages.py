@@ -15,6 +15,9 @@ from radixlm.base.errors import BadRequest
 #: Block type -> what it brings, for blocks that a text model has no use for.
 MEDIA = {"image": "images", "document": "documents", "container_upload": "files"}
 
+#: In front of the ids of calls, as Anthropic has it. Templates see the rest: some insist on its form.
+PREFIX = "toolu_"
+
 THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 
 #: Blocks that say nothing to the model.
@@ -79,7 +82,8 @@ def tool_choice(value: Mapping[str, Any] | None) -> ToolChoice:
     if value is None:
         return ToolChoice()
     kind, name = value.get("type"), value.get("name")
-    parallel = value.get("disable_parallel_tool_use") is not True
+    disabled = value.get("disable_parallel_tool_use")
+    parallel = not disabled if isinstance(disabled, bool) else None
     if kind == "auto":
         return ToolChoice(parallel=parallel)
     if kind == "none":
@@ -126,7 +130,7 @@ def _tool_result(block: Mapping[str, Any], where: str) -> Json:
     text = "" if content is None else _texts(content, f"{where}.content")
     if block.get("is_error") is True:
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": name, "content": text}
+    return {"role": "tool", "tool_call_id": name.removeprefix(PREFIX), "content": text}
 
 
 def _assistant(content: Any, where: str) -> Json:
@@ -154,7 +158,7 @@ def _tool_use(block: Mapping[str, Any], where: str) -> Json:
     if arguments is not None and not isinstance(arguments, Mapping):
         raise BadRequest(f"{where}.input must be an object", param=f"{where}.input")
     function = {"name": _field(block, "name", where), "arguments": msgspec.json.encode(arguments or {}).decode()}
-    return {"id": _field(block, "id", where), "type": "function", "function": function}
+    return {"id": _field(block, "id", where).removeprefix(PREFIX), "type": "function", "function": function}
 
 
 def _texts(content: Any, where: str) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from radixlm.api.errors import NotSupported
 from radixlm.api.limits import Json, check_count
-from radixlm.api.protocols.chat import Answers, Chat, ChatWish, prepare
+from radixlm.api.protocols.chat import Answers, CallIds, Chat, ChatWish, prepare
 from radixlm.api.protocols.chat_prompt import ChatPrompt, Reasoning
 from radixlm.api.protocols.fields import Reader, refuse
 from radixlm.api.protocols.job import Job
@@ -162,7 +162,7 @@ async def _raw(frame: Frame, fields: OllamaFields, stream: bool, service: Servic
     requests = requests_for(
         prompt, wish, _logprobs(fields, service), Standing(), rid=name, param="prompt", service=service
     )
-    answers = Answers(len(prompt.tokens), 1, Reasoning(), False, service)
+    answers = Answers(len(prompt.tokens), 1, Reasoning(), False, CallIds("plain", ()), service)
     return _job(name, frame, Chat(tuple(requests), prompt, answers), stream, service)
 
 

@@ -206,7 +206,7 @@ class Responses:
         prompt = ChatPrompt(
             messages=chat_messages((*before, *given), fields.instructions, len(before)),
             tools=chat_tools(fields.tools or []),
-            choice=tool_choice(fields.tool_choice, fields.parallel_tool_calls is not False),
+            choice=tool_choice(fields.tool_choice, fields.parallel_tool_calls),
             variables=fields.chat_template_kwargs or {},
             reasoning=_reasoning(fields.reasoning),
         )

@@ -79,7 +79,7 @@ def chat_tools(tools: Sequence[Any]) -> list[Json]:
     return made
 
 
-def tool_choice(value: Any, parallel: bool) -> ToolChoice:
+def tool_choice(value: Any, parallel: bool | None) -> ToolChoice:
     """The choice in the form of the chat route, where a function's name lies one level deeper."""
     if isinstance(value, Mapping) and value.get("type") == "function":
         return read_tool_choice({"type": "function", "function": {"name": value.get("name")}}, parallel)

@@ -19,6 +19,7 @@ from radixlm.api.protocols import (
     openai,
     openai_chat,
     openai_completions,
+    parsing,
     rerank,
     responses,
     tokens,
@@ -272,6 +273,20 @@ TABLE: tuple[Entry, ...] = (
         more={"tokens": ID_LISTS},
         required=("tokens",),
         example={"tokens": [1, 2, 3]},
+    ),
+    Entry(
+        paths="/parse_function_call",
+        method="POST",
+        tag="native",
+        summary="take the calls of tools out of a text",
+        readers=(parsing.CALLS,),
+    ),
+    Entry(
+        paths="/separate_reasoning",
+        method="POST",
+        tag="native",
+        summary="take the reasoning out of a text",
+        readers=(parsing.REASONING,),
     ),
     Entry(
         paths="/abort_request",

@@ -112,6 +112,8 @@ WORDS: Mapping[str, str] = {
     "thinking_token_budget": "tokens of reasoning at most",
     "token_ids_logprob": "ids whose log-probability is told at every position",
     "tokens": "token ids to make text of",
+    "tool_call_parser": "the format that calls are written in; the model's own by default",
+    "reasoning_parser": "the format that reasoning is written in; the model's own by default",
     "tool_choice": "auto, none, required, or a function",
     "tools": "functions that the model may call",
     "top_k": "choose among so many best tokens; -1 for all",

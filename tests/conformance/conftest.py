@@ -38,6 +38,12 @@ def repeater(servers: Servers) -> Iterator[Server]:
 
 
 @pytest.fixture
+def caller(servers: Servers) -> Iterator[Server]:
+    """A repeater whose texts are looked through for calls and reasoning."""
+    yield from servers.lend("caller")
+
+
+@pytest.fixture
 def paged(servers: Servers) -> Iterator[Server]:
     """Pages of `PAGE` tokens, chunks of `CHUNK`."""
     yield from servers.lend("paged")

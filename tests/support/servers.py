@@ -31,6 +31,11 @@ def _repeater(models: Path) -> Server:
     return Server(tiny.repeater(models / "repeater"), *POOL)
 
 
+def _caller(models: Path) -> Server:
+    formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+    return Server(tiny.repeater(models / "caller"), *POOL, *formats)
+
+
 def _paged(models: Path) -> Server:
     sizes = ("--page-size", str(PAGE), "--chunked-prefill-size", str(CHUNK), "--max-prefill-tokens", str(2 * CHUNK))
     return Server(tiny.random_model(models / "paged"), *POOL, *sizes, name="org/tiny")
@@ -67,6 +72,7 @@ def _embedder(models: Path) -> Server:
 SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "plain": _plain,
     "repeater": _repeater,
+    "caller": _caller,
     "paged": _paged,
     "scarce": _scarce,
     "narrow": _narrow,

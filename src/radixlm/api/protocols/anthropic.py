@@ -103,4 +103,4 @@ def _grammar(fields: MessageFields) -> Grammar | None:
         return None
     if not isinstance(asked, dict) or asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
         raise BadRequest("output_config.format must be {type: json_schema, schema}", param="output_config.format")
-    return schema_grammar(asked["schema"])
+    return schema_grammar(asked["schema"], "output_config.format")

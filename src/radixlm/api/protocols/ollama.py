@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -153,12 +154,10 @@ async def _chat(frame: Frame, prompt: ChatPrompt, fields: OllamaFields, stream: 
 
 async def _raw(frame: Frame, fields: OllamaFields, stream: bool, service: Service) -> Job:
     """A prompt that the model goes on with as it is."""
-    if _grammar(fields.format) is not None:
-        raise NotSupported("a format for a raw prompt is not supported", param="format")
     name = uuid.uuid4().hex
     text = f"{fields.system}\n\n{fields.prompt}" if fields.system else fields.prompt or ""
     (prompt,) = await encode(service, [text], "prompt")
-    wish = _wish(fields, stream, service)
+    wish = dataclasses.replace(_wish(fields, stream, service), grammar=_grammar(fields.format))
     requests = requests_for(
         prompt, wish, _logprobs(fields, service), Standing(), rid=name, param="prompt", service=service
     )
@@ -201,8 +200,8 @@ def _grammar(asked: str | Mapping[str, Any] | None) -> Grammar | None:
     if isinstance(asked, str):
         if asked != "json":
             raise BadRequest(f"format is {asked[:40]!r}; it must be json, or a JSON schema", param="format")
-        return object_grammar()
-    return schema_grammar(asked)
+        return object_grammar("format")
+    return schema_grammar(asked, "format")
 
 
 def _logprobs(fields: OllamaFields, service: Service) -> LogprobParams | None:

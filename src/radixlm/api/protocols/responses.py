@@ -229,9 +229,9 @@ def _grammar(fields: ResponseFields) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return object_grammar()
+        return object_grammar("text.format")
     if kind == "json_schema" and isinstance(asked.get("schema"), dict):
-        return schema_grammar(asked["schema"])
+        return schema_grammar(asked["schema"], "text.format")
     raise BadRequest(
         "text.format must be {type: text}, {type: json_object} or {type: json_schema, name, schema}",
         param="text.format",

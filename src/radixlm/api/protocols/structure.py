@@ -10,11 +10,11 @@ import msgspec
 from radixlm.base.request import Grammar
 
 
-def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """JSON that fits a schema."""
-    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode())
+def schema_grammar(schema: Mapping[str, Any], param: str) -> Grammar:
+    """JSON that fits a schema. `param`: the field that has it, for errors."""
+    return Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode(), param=param)
 
 
-def object_grammar() -> Grammar:
+def object_grammar(param: str) -> Grammar:
     """Any JSON object."""
-    return Grammar(kind="json_object", text="")
+    return Grammar(kind="json_object", text="", param=param)

@@ -13,7 +13,7 @@ from radixlm import __version__
 from radixlm.api import errors
 from radixlm.api.limits import Json
 from radixlm.api.protocols.fields import Reader
-from radixlm.api.reference.table import TABLE, Entry
+from radixlm.api.reference.table import TABLE, Entry, Typed
 from radixlm.api.reference.words import WORDS
 
 SCHEMAS = "#/components/schemas/{name}"
@@ -80,7 +80,7 @@ def _readers(entry: Entry) -> Iterable[Reader[Any]]:
     yield from entry.readers
     for value in entry.more.values():
         if isinstance(value, tuple):
-            yield from value
+            yield from (part for part in value if isinstance(part, Reader))
 
 
 def _operation(entry: Entry, path: str, components: Json, answers: dict[Any, Json]) -> Json:
@@ -136,9 +136,12 @@ def body_schema(entry: Entry, components: Json) -> Json:
     return schema
 
 
-def _properties(readers: Iterable[Reader[Any]], components: Json) -> dict[str, Json]:
+def _properties(readers: Iterable[Reader[Any] | Typed], components: Json) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for reader in readers:
+        if not isinstance(reader, Reader):
+            found |= {name: {"description": WORDS[name], **typed} for name, typed in reader.items()}
+            continue
         fields = components[reader.kind.__name__]["properties"]
         for name, field in reader.aliases.items():
             typed = {key: value for key, value in fields[field].items() if key != "default"}

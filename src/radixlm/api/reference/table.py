@@ -11,6 +11,7 @@ from radixlm.api.limits import Json
 from radixlm.api.protocols import (
     anthropic,
     chat_prompt,
+    constraints,
     embeddings,
     native,
     ollama,
@@ -26,8 +27,11 @@ from radixlm.api.protocols import (
 )
 from radixlm.api.protocols.fields import Reader
 
-#: A value that a reader does not type: its JSON schema, or the readers of an object within the body.
-More = Mapping[str, Json | tuple[Reader[Any], ...]]
+#: Fields by name, with their JSON schemas.
+Typed = Mapping[str, Json]
+
+#: A value that a reader does not type: its JSON schema, or what reads an object within the body.
+More = Mapping[str, Json | tuple[Reader[Any] | Typed, ...]]
 
 TEXT: Json = {"type": "string"}
 IDS: Json = {"type": "array", "items": {"type": "integer"}}
@@ -37,6 +41,14 @@ PROMPTS: Json = {
 }
 TEXTS: Json = {"anyOf": [TEXT, {"type": "array", "items": TEXT}]}
 ID_LISTS: Json = {"anyOf": [IDS, {"type": "array", "items": IDS}]}
+
+
+#: What an answer must match: these fields are read apart from the others.
+GRAMMARS: Typed = {
+    name: {"type": "array", "items": TEXT} if kind == "choice" else {} if kind == "json_schema" else TEXT
+    for name, kind in constraints.FIELDS.items()
+} | {"structured_outputs": {"type": "object"}}
+FORMATS: Typed = {**GRAMMARS, "response_format": {"type": "object"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +98,7 @@ TABLE: tuple[Entry, ...] = (
         tag="OpenAI",
         summary="answer a chat",
         readers=(*_OPENAI, chat_prompt.FIELDS, openai_chat.FIELDS),
+        more=FORMATS,
         required=("model", "messages"),
         example={"model": "smollm2", "messages": CHAT, "max_tokens": 16},
         answer=openai_chat.Answer,
@@ -97,7 +110,7 @@ TABLE: tuple[Entry, ...] = (
         tag="OpenAI",
         summary="continue texts or token ids; score them",
         readers=(*_OPENAI, openai_completions.FIELDS),
-        more={"prompt": PROMPTS},
+        more={"prompt": PROMPTS, **FORMATS},
         required=("model", "prompt"),
         example={"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 8},
         answer=openai_completions.Completion,
@@ -233,7 +246,7 @@ TABLE: tuple[Entry, ...] = (
         tag="native",
         summary="continue texts or token ids; events repeat the text so far",
         readers=(native.FIELDS,),
-        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT)},
+        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS)},
         example={"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}},
         streams=EVENTS,
     ),
@@ -243,7 +256,7 @@ TABLE: tuple[Entry, ...] = (
         tag="native",
         summary="the same as POST",
         readers=(native.FIELDS,),
-        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT)},
+        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS)},
         streams=EVENTS,
     ),
     Entry(

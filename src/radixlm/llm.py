@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixlm.api.hub import Hub
-from radixlm.api.protocols import native, score
+from radixlm.api.protocols import embeddings, native, score
 from radixlm.api.protocols.job import Job
 from radixlm.api.reader import ThreadOutbox
 from radixlm.api.service import Service
@@ -155,6 +155,24 @@ class Engine:
             raise BadRequest("this model has no chat template; give --chat-template or use generate", param="messages")
         return self._service.tokenizer.encode_pieces(template.render(list(messages)).pieces)
 
+    # ---- vectors
+
+    def embed(self, texts: str | Sequence[str] | None = None, **fields: Any) -> Any:
+        """Vectors of texts, as the native `/encode` route makes them.
+
+        Args:
+            texts: a text or a list of texts; or give `input_ids`, token ids or a list of such lists.
+            fields: further fields of `/encode`, e.g. `pooling="mean"`, `dimensions=128`.
+
+        Returns:
+            An answer ({"embedding", "meta_info"}), or a list of them. Raises as `generate`.
+        """
+        return self._wait(self._embedded(texts, fields))
+
+    async def async_embed(self, texts: str | Sequence[str] | None = None, **fields: Any) -> Any:
+        """`embed` for asyncio."""
+        return await asyncio.wrap_future(self._submit(self._embedded(texts, fields)))
+
     # ---- everything else
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -267,6 +285,10 @@ class Engine:
 
     async def _whole(self, body: dict[str, Any]) -> Any:
         return await self._answer(await self._job(body))
+
+    async def _embedded(self, texts: str | Sequence[str] | None, fields: Mapping[str, Any]) -> Any:
+        body = {**fields, "text": texts if texts is None or isinstance(texts, str) else list(texts)}
+        return await self._answer(await embeddings.parse_native(body, self._service))
 
     async def _answer(self, job: Job) -> Any:
         with self._hub.submit(job.requests, group=job.rid) as stream:

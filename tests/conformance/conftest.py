@@ -38,6 +38,12 @@ def repeater(servers: Servers) -> Iterator[Server]:
 
 
 @pytest.fixture
+def caller(servers: Servers) -> Iterator[Server]:
+    """A repeater whose texts are looked through for calls and reasoning."""
+    yield from servers.lend("caller")
+
+
+@pytest.fixture
 def paged(servers: Servers) -> Iterator[Server]:
     """Pages of `PAGE` tokens, chunks of `CHUNK`."""
     yield from servers.lend("paged")
@@ -77,3 +83,9 @@ def real(servers: Servers) -> Iterator[Server]:
 def thinker(servers: Servers) -> Iterator[Server]:
     """A random model that reasons, as its template has it."""
     yield from servers.lend("thinker")
+
+
+@pytest.fixture
+def embedder(servers: Servers) -> Iterator[Server]:
+    """A real encoder that makes vectors."""
+    yield from servers.lend("embedder")

@@ -171,8 +171,6 @@ def test_errors_of_the_caller(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(model="nope", messages=USER)
     assert unknown.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="tiny", input="Hi")
 
 
 def test_an_error_comes_before_a_stream(client: OpenAI) -> None:

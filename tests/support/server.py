@@ -53,6 +53,7 @@ from radixlm.wire.messages import (
     ToEngine,
     Tokens,
 )
+from support.errors import error_of
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -232,7 +233,8 @@ class Engine:
             ended = ended or last in request.sampling.stop_token_ids
             finish = Finish("stop", last) if ended else Finish("length")
         stats = self._stats(running) if running.said == 1 or finish else None
-        return Extra(request.uid, scores, prompt_scores, finish, stats)
+        vector = vector_of(request).tobytes() if request.pooling and finish else None
+        return Extra(request.uid, scores, prompt_scores, finish, stats, vector)
 
     def _stats(self, running: Running) -> Stats:
         request = running.request
@@ -259,6 +261,14 @@ def speech(request: Request, script: str | None) -> list[int]:
     ends = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else set(words.eos_ids))
     stop = next((i for i, token in enumerate(ids) if token in ends and i >= sampling.min_new_tokens), len(ids))
     return ids[: stop + 1]
+
+
+def vector_of(request: Request) -> Any:
+    """A vector that is a function of the tokens alone, with a part that they share if they are alike."""
+    vector = np.full(facts().model.hidden_size, 0.5, "<f4")
+    for token in request.tokens:
+        vector[token % len(vector)] += 1.0
+    return vector
 
 
 def logprob(token: int, position: int) -> float:
@@ -309,18 +319,28 @@ class Answer:
     @property
     def error(self) -> Json:
         """The error of an answer, whose shape is checked on the way."""
-        body = self.json
         assert self.headers["content-type"] == "application/json"
-        assert body.keys() == {"error"} and body["error"].keys() == {"message", "type", "param", "code"}, body
-        assert isinstance(body["error"]["code"], str) and body["error"]["message"]
         assert "x-request-id" in self.headers
-        found: Json = body["error"]
+        found = error_of(self.json)
+        assert isinstance(found.get("code", ""), str) and found["message"]
         return found
 
     @property
     def events(self) -> list[Any]:
         """The payloads of an event stream, `[DONE]` and comments as text."""
         return parse_events(self.body)
+
+
+def parse_named(body: bytes) -> list[Json]:
+    """The payloads of a stream of events with names; each name is the payload's type."""
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == "", "a stream ends with a blank line"
+    events = []
+    for block in blocks:
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: "), parse_constant=_refuse_constant))
+        assert name == f"event: {events[-1]['type']}" and data.startswith("data: ")
+    return events
 
 
 def parse_events(body: bytes) -> list[Any]:

@@ -31,6 +31,11 @@ def _repeater(models: Path) -> Server:
     return Server(tiny.repeater(models / "repeater"), *POOL)
 
 
+def _caller(models: Path) -> Server:
+    formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+    return Server(tiny.repeater(models / "caller"), *POOL, *formats)
+
+
 def _paged(models: Path) -> Server:
     sizes = ("--page-size", str(PAGE), "--chunked-prefill-size", str(CHUNK), "--max-prefill-tokens", str(2 * CHUNK))
     return Server(tiny.random_model(models / "paged"), *POOL, *sizes, name="org/tiny")
@@ -64,9 +69,14 @@ def _real(models: Path) -> Server:
     return Server("smollm2", "--dtype", "float32", "--max-total-tokens", "16384", name="smollm2")
 
 
+def _embedder(models: Path) -> Server:
+    return Server("all-minilm-l6-v2", name="all-minilm-l6-v2", generates=False)
+
+
 SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "plain": _plain,
     "repeater": _repeater,
+    "caller": _caller,
     "paged": _paged,
     "scarce": _scarce,
     "narrow": _narrow,
@@ -74,6 +84,7 @@ SERVERS: Mapping[str, Callable[[Path], Server]] = {
     "odd": _odd,
     "thinker": _thinker,
     "real": _real,
+    "embedder": _embedder,
 }
 
 

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 PERIOD = 64
 
 #: The repeater's chat: the user's words, the end token, and filler that makes a whole period.
-REPEATER_TEMPLATE = "{{ messages[0].content }}{{ eos_token }}{{ ' x' * filler }}"
+REPEATER_TEMPLATE = "{{ messages[0].content }}{{ eos_token }}{{ ' x' * (filler | default(0)) }}"
 
 
 def config(**changes: Any) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ def table(api: Api) -> list[Route]:
 def test_every_route_but_the_public_ones_asks_for_the_key(api: Api) -> None:
     walked = 0
     for route in table(api):
-        path = route.path.replace("{id:path}", "tiny")
+        path = re.sub(r"\{.*\}", "tiny", route.path)
         for method in route.methods or ():
             answer = api.run(api.ask(method, path))
             assert (answer.status == 200) == (route.path in PUBLIC), (method, path)
@@ -47,7 +48,7 @@ def test_every_route_but_the_public_ones_asks_for_the_key(api: Api) -> None:
                 assert answer.status == 401
                 assert answer.headers["www-authenticate"] == "Bearer"
                 if method != "HEAD":
-                    assert answer.error["type"] == "authentication_error"
+                    assert answer.error["type"] in ("authentication_error", None)
             walked += 1
     assert walked > 30
     for unknown in (
@@ -70,12 +71,16 @@ def test_right_key(api: Api, scheme: str) -> None:
 @pytest.mark.parametrize(
     "header",
     [bearer("x"), bearer(""), bearer(KEY + " x"), bearer(KEY[:4]), bearer(KEY, "Basic"), {"authorization": KEY},
-     {"x-api-key": KEY}, bearer("ключ".encode().decode("latin-1"))],
+     {"x-api-key": "x"}, {"x-api-key": KEY, **bearer("x")}, bearer("ключ".encode().decode("latin-1"))],
 )  # fmt: skip
 def test_wrong_key(api: Api, header: dict[str, str]) -> None:
     answer = api.get("/v1/models", header)
     assert answer.status == 401 and answer.error["code"] == "invalid_api_key"
     assert KEY not in answer.body.decode()
+
+
+def test_the_header_of_anthropics_clients(api: Api) -> None:
+    assert api.get("/v1/models", {"x-api-key": KEY}).status == 200
 
 
 def test_a_key_in_the_query_is_no_key(api: Api) -> None:

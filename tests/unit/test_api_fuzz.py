@@ -11,9 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radixlm.api.protocols import chat_prompt, native, openai, openai_chat, openai_completions, parsing, tokens
+from radixlm.api.protocols import (
+    anthropic,
+    chat_prompt,
+    embeddings,
+    native,
+    ollama,
+    ollama_embed,
+    openai,
+    openai_chat,
+    openai_completions,
+    parsing,
+    rerank,
+    responses,
+    tokens,
+)
 from radixlm.api.protocols.sampling import SamplingFields, TextFields
-from support.server import Answer, Api, tokenizer
+from support.server import Answer, Api, parse_named, tokenizer
 
 SAMPLING = [*SamplingFields.__struct_fields__, *TextFields.__struct_fields__]
 OPENAI = [*openai.SAMPLING.names, *openai.TEXT.names, *openai.COMMON.names, *openai.UNSERVED]
@@ -26,7 +40,21 @@ FIELDS = {
     "/parse_function_call": [*parsing.CALLS.names],
     "/separate_reasoning": [*parsing.REASONING.names],
     "/abort_request": ["rid", "abort_all"],
-}
+    "/v1/messages": [
+        *anthropic.FIELDS.names, *anthropic.SAMPLING.names, *anthropic.TEXT.names, *anthropic.REFUSED,
+    ],
+    "/v1/messages/count_tokens": [*anthropic.FIELDS.names],
+    "/v1/responses": [
+        *responses.FIELDS.names, *responses.SAMPLING.names, *responses.TEXT.names, *responses.REFUSED,
+    ],
+    "/v1/responses/input_tokens": [*responses.FIELDS.names],
+    "/api/chat": [*ollama.FIELDS.names, *ollama.REFUSED],
+    "/api/generate": [*ollama.FIELDS.names, *ollama.REFUSED],
+    "/api/embed": [*ollama_embed.FIELDS.names],
+    "/v1/embeddings": [*embeddings.FIELDS.names, *embeddings.REFUSED, "input"],
+    "/encode": [*embeddings.FIELDS.names, "text", "input_ids"],
+    "/v1/rerank": [*rerank.FIELDS.names, *rerank.REFUSED],
+}  # fmt: skip
 BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
     "/v1/completions": {"model": "tiny", "prompt": "Hi", "max_tokens": 3},
@@ -36,7 +64,20 @@ BASES: dict[str, dict[str, Any]] = {
     "/parse_function_call": {"text": '<tool_call>{"name": "f"}</tool_call>'},
     "/separate_reasoning": {"text": "<think>a</think>b", "reasoning_parser": "think"},
     "/abort_request": {"rid": "x"},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/messages/count_tokens": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"model": "tiny", "input": "Hi", "max_output_tokens": 3},
+    "/v1/responses/input_tokens": {"model": "tiny", "input": "Hi"},
+    "/api/chat": {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": 3}},
+    "/api/generate": {"model": "tiny", "prompt": "Hi", "options": {"num_predict": 3}},
+    "/api/embed": {"model": "tiny", "input": "Hi"},
+    "/v1/embeddings": {"model": "tiny", "input": "Hi"},
+    "/encode": {"text": "Hi"},
+    "/v1/rerank": {"query": "Hi", "documents": ["a", "b"]},
 }
+
+#: Where the words of a chat are, and what they are made of.
+SPOKEN = {"messages", "input", "tools", "options", "system"}
 
 numbers = st.one_of(
     st.integers(-5, 5),
@@ -55,10 +96,30 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=3)),
     max_leaves=6,
 )
+kinds = st.sampled_from(
+    [
+        "text", "image", "tool_use", "tool_result", "thinking", "message", "function_call", "function_call_output",
+        "reasoning", "input_text", "output_text", "function", "custom",
+    ]
+)  # fmt: skip
+PART_FIELDS = (
+    "text", "content", "id", "name", "input", "tool_use_id", "thinking", "call_id", "arguments", "output",
+    "input_schema", "function", "summary", "role",
+)  # fmt: skip
+parts = st.fixed_dictionaries({"type": kinds}, optional=dict.fromkeys(PART_FIELDS, values))
 messages = st.lists(
-    st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name", "tool_call_id"]), values, max_size=4),
+    st.one_of(
+        parts,
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["user", "assistant", "system", "tool", "developer", ""])},
+            optional={
+                "content": st.one_of(values, st.lists(parts, max_size=3)),
+                "tool_calls": values, "name": values, "tool_call_id": values, "thinking": values, "images": values,
+            },
+        ),
+    ),
     max_size=3,
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -70,30 +131,48 @@ def api() -> Iterator[Api]:
 def check(api: Api, answer: Answer, sent: Any) -> None:
     assert answer.status in (200, 400, 404), (answer.status, answer.body, sent)
     if answer.status != 200:
-        assert answer.error["type"] in ("invalid_request_error", "not_found_error")
+        assert answer.error["type"] in ("invalid_request_error", "not_found_error", None)
         assert len(answer.body) < 2048
+    elif answer.body.startswith(b"event: "):
+        last = parse_named(answer.body)[-1]["type"]
+        assert last in ("message_stop", "response.completed", "response.incomplete")
     elif answer.headers["content-type"].startswith("text/event-stream"):
         assert answer.events[-1] == "[DONE]"
+    elif answer.headers["content-type"] == "application/x-ndjson":
+        assert json.loads(answer.body.splitlines()[-1])["done"] is True
     else:
         assert answer.json is not None
     assert api.hub.in_flight == 0 and not api.engine.running
 
 
-@pytest.mark.parametrize("path", list(FIELDS))
-def test_any_value_in_any_field(api: Api, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def throw(api: Api, path: str, count: int) -> None:
+    """So many bodies with any value in any field."""
     fields = st.dictionaries(st.sampled_from(FIELDS[path]), values, max_size=4)
 
-    @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(fields, messages, st.booleans())
     def run(fields: dict[str, Any], spoken: list[Any], stream: bool) -> None:
         body = {**BASES[path], "stream": stream, **fields}
-        if "messages" in fields:
-            body["messages"] = spoken
+        for name in SPOKEN & fields.keys():
+            if name != "options":
+                body[name] = spoken
         check(api, api.post(path, body), body)
 
+    run()
+
+
+@pytest.mark.parametrize("path", list(FIELDS))
+def test_any_value_in_any_field(api: Api, path: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        run()
+        throw(api, path, 60)
     assert not caplog.records
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("path", list(FIELDS))
+def test_ten_thousand_bodies(api: Api, path: str) -> None:
+    throw(api, path, 10_000)
 
 
 def test_any_sampling_parameter_in_generate(api: Api) -> None:

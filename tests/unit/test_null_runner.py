@@ -128,6 +128,24 @@ def test_log_probabilities_do_not_depend_on_scheduling_either() -> None:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_vectors_depend_on_the_prompt_alone(kind: Any) -> None:
+    def vector(cuts: list[int]) -> Any:
+        runner = make_runner(page_size=1)
+        joining = Join(0, 1, np.arange(9, dtype=np.int32), np.zeros(0, np.int32), 9, SamplingParams(), None, kind)
+        start, total = 0, np.zeros(0)
+        for cut in cuts:
+            pages = [(0, i, i) for i in range(start, start + cut)]
+            made = plan(start, [(0, start, cut)], [] if start else [joining], pages, samples=False)
+            part = step(runner, made).wait().vectors[0]
+            total = total + part if start else part
+            start += cut
+        return total
+
+    whole = vector([9])
+    assert np.array_equal(whole, vector([4, 4, 1])) and np.abs(whole).sum() > 0
+
+
 def test_failures_happen_where_they_are_told_to() -> None:
     runner = make_runner(fails=lambda uid, position: "broken" if (uid, position) == (1, 6) else None)
     jobs = [Job(uid, [uid, 4, 4], SamplingParams(max_new_tokens=8)) for uid in range(3)]

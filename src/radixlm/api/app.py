@@ -24,8 +24,24 @@ from radixlm.api.edge import Edge, Gate
 from radixlm.api.hub import Hub
 from radixlm.api.info import Info, json_response
 from radixlm.api.limits import Json, read_json
-from radixlm.api.protocols import native, openai_chat, openai_completions, parsing, score, tokens
+from radixlm.api.protocols import (
+    anthropic,
+    embeddings,
+    native,
+    ollama,
+    ollama_embed,
+    ollama_info,
+    openai_chat,
+    openai_completions,
+    parsing,
+    rerank,
+    responses,
+    score,
+    tokens,
+)
 from radixlm.api.protocols.job import Job
+from radixlm.api.reference.openapi import document
+from radixlm.api.reference.page import page
 from radixlm.api.service import Served, Service
 from radixlm.api.sse import Events, Whole
 from radixlm.base.errors import RadixError
@@ -36,6 +52,9 @@ log = logging.getLogger("radixlm.api")
 
 Parse = Callable[[Json, Service], Awaitable[Job]]
 Answer = Callable[[Json, Service], Awaitable[Json]]
+#: The page of `/docs` loads nothing and runs nothing.
+DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
@@ -63,6 +82,8 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
     table: list[Route] = []
     info = Info(service, metrics, table)
     control = Control(service, keys)
+    kept = responses.Responses(service)
+    models = ollama_info.OllamaInfo(service)
     for paths, methods, handler in (
         ("/", "GET", info.hello),
         ("/version", "GET", info.version),
@@ -74,10 +95,31 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/model_info /get_model_info", "GET", info.model_info),
         ("/server_info /get_server_info", "GET", info.server_info),
         ("/metrics", "GET", info.metrics),
+        ("/openapi.json", "GET", _openapi),
+        ("/docs", "GET", _docs),
         ("/generate", "POST PUT", _generating(native.parse, service)),
         ("/v1/completions", "POST", _generating(openai_completions.parse, service)),
         ("/v1/chat/completions", "POST", _generating(openai_chat.parse, service)),
         ("/v1/score", "POST", _generating(score.parse, service)),
+        ("/v1/responses", "POST", kept.create),
+        ("/v1/responses/input_tokens", "POST", _answering(kept.input_tokens, service)),
+        ("/v1/responses/{id}", "GET", kept.retrieve),
+        ("/v1/responses/{id}", "DELETE", kept.delete),
+        ("/v1/responses/{id}/cancel", "POST", kept.cancel),
+        ("/v1/responses/{id}/input_items", "GET", kept.input_items),
+        ("/v1/messages", "POST", _generating(anthropic.parse, service)),
+        ("/v1/messages/count_tokens", "POST", _answering(anthropic.count_tokens, service)),
+        ("/api/chat", "POST", _generating(ollama.chat, service)),
+        ("/api/generate", "POST", _generating(ollama.generate, service)),
+        ("/api/embed", "POST", _generating(ollama_embed.embed, service)),
+        ("/api/embeddings", "POST", _generating(ollama_embed.embeddings, service)),
+        ("/api/tags", "GET", models.tags),
+        ("/api/ps", "GET", models.running),
+        ("/api/version", "GET", models.version),
+        ("/api/show", "POST", _answering(ollama_info.show, service)),
+        ("/v1/embeddings", "POST", _generating(embeddings.parse, service)),
+        ("/encode", "POST", _generating(embeddings.parse_native, service)),
+        ("/v1/rerank /rerank /v2/rerank", "POST", _generating(rerank.parse, service)),
         ("/tokenize /v1/tokenize", "POST", _answering(tokens.tokenize, service)),
         ("/detokenize /v1/detokenize", "POST", _answering(tokens.detokenize, service)),
         ("/parse_function_call", "POST", _answering(parsing.parse_function_call, service)),
@@ -96,7 +138,7 @@ def _generating(parse: Parse, service: Service) -> Handler:
     async def handle(request: Request) -> ASGIApp:
         job = await parse(await read_json(request, limits), service)
         stream = service.hub.submit(job.requests, group=job.rid)
-        return Events(stream, job.form, keep_alive) if job.stream else Whole(stream, job.form)
+        return Events(stream, job.form, keep_alive, job.framing) if job.stream else Whole(stream, job.form)
 
     return handle
 
@@ -110,6 +152,14 @@ def _answering(answer: Answer, service: Service) -> Handler:
     return handle
 
 
+async def _openapi(request: Request) -> Response:
+    return json_response(document())
+
+
+async def _docs(request: Request) -> Response:
+    return Response(page(), media_type="text/html", headers={"content-security-policy": DOCS_POLICY})
+
+
 def _cors(config: ServerConfig) -> list[Middleware]:
     """No cross-origin headers at all unless origins are configured."""
     origins = [origin.strip() for origin in config.allowed_origins.split(",") if origin.strip()]
@@ -119,7 +169,7 @@ def _cors(config: ServerConfig) -> list[Middleware]:
         Middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=["GET", "POST", "PUT"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
@@ -130,16 +180,16 @@ async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RadixError)
     if error.status == 500:
         log.error("request %s: %s", request.state.request_id, error.message)
-    return errors.response(error)
+    return errors.response(error, request.scope)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return errors.response(errors.from_http(error), error.headers)
+    return errors.response(errors.from_http(error), request.scope, error.headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return errors.response(errors.internal())
+    return errors.response(errors.internal(), request.scope)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixlm.api import errors
+from radixlm.api.errors import route_path
 from radixlm.base.errors import Forbidden, RadixError, Unauthorized
 
 #: Open to everyone: what load balancers and orchestrators call. Nothing here does work or tells anything of the model.
@@ -16,15 +17,6 @@ PUBLIC = frozenset({"/health", "/healthz", "/live", "/ready", "/ping"})
 
 #: Need the admin key, where one is set.
 ADMIN = frozenset({"/flush_cache"})
-
-
-def route_path(scope: Scope) -> str:
-    """The path as the router sees it: without the prefix that a proxy in front keeps."""
-    path: str = scope["path"]
-    prefix: str = scope.get("root_path", "")
-    if prefix and (path == prefix or path.startswith(prefix + "/")):
-        return path[len(prefix) :]
-    return path
 
 
 class Keys:
@@ -72,14 +64,16 @@ def _same(offered: str | None, digest: bytes) -> bool:
 
 def _unauthorized(offered: str | None) -> Unauthorized:
     if offered is None:
-        return Unauthorized("this route needs a key: send the header Authorization: Bearer KEY")
+        return Unauthorized("this route needs a key: send the header Authorization: Bearer KEY (or x-api-key: KEY)")
     return Unauthorized("the API key is wrong")
 
 
 def bearer(headers: Headers) -> str | None:
-    """The key of an `Authorization: Bearer` header; the scheme in any case. None without one."""
+    """The key of an `Authorization: Bearer` header, the scheme in any case, else that of `x-api-key`, which Anthropic's
+    clients send. None without one.
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip(" ") if scheme.lower() == "bearer" else None
+    return key.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key")
 
 
 class Auth:
@@ -93,7 +87,7 @@ class Auth:
         if scope["type"] == "http":
             refusal = self._keys.refusal(route_path(scope), bearer(Headers(scope=scope)))
             if refusal is not None:
-                await errors.response(refusal)(scope, receive, send)
+                await errors.response(refusal, scope)(scope, receive, send)
                 return
         elif scope["type"] != "lifespan":
             await send({"type": "websocket.close", "code": 1008})  # no route speaks anything but HTTP

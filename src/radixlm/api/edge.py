@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixlm.api import errors
-from radixlm.api.auth import route_path
+from radixlm.api.errors import route_path
 from radixlm.api.hub import Hub, Stage
 from radixlm.observe.metrics import Metrics
 
@@ -59,7 +59,7 @@ class Edge:
         except Exception:
             log.exception("request %s: %s %s failed", request_id, scope["method"], route_path(scope))
             if not status:
-                await errors.response(errors.internal())(scope, receive, send_with_id)
+                await errors.response(errors.internal(), scope)(scope, receive, send_with_id)
         finally:
             endpoint = self._endpoints.get(scope.get("endpoint"), "none")
             self._metrics.http(endpoint, scope["method"], status or CLIENT_GONE, time.monotonic() - begin)
@@ -81,6 +81,6 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         starting = self._hub.stage in (Stage.STARTING, Stage.WARMING)
         if scope["type"] == "http" and starting and route_path(scope) != "/live":
-            await errors.response(self._hub.refusal())(scope, receive, send)
+            await errors.response(self._hub.refusal(), scope)(scope, receive, send)
             return
         await self._app(scope, receive, send)

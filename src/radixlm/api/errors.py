@@ -1,8 +1,12 @@
-"""This module owns how an error looks to a client: one JSON shape, its status and headers, on every route."""
+"""This module owns how an error looks to a client: its status, its headers, and a JSON shape.
+
+There is one shape, OpenAI's, on every route but those of a dialect that has its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -47,19 +51,73 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 def body(error: RadixError) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
+    return msgspec.json.encode(ErrorBody(ErrorDetail(_message(error), error.kind, error.param, error.code)))
+
+
+def _message(error: RadixError) -> str:
     message = error.message
-    if len(message) > LONGEST_MESSAGE:
-        message = message[:LONGEST_MESSAGE] + "..."
-    return msgspec.json.encode(ErrorBody(ErrorDetail(message, error.kind, error.param, error.code)))
+    return message if len(message) <= LONGEST_MESSAGE else message[:LONGEST_MESSAGE] + "..."
 
 
-def response(error: RadixError, headers: Mapping[str, str] | None = None) -> Response:
+def anthropic_body(error: RadixError, request_id: str = "") -> bytes:
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    detail = {"type": kind, "message": _message(error)}
+    return msgspec.json.encode({"type": "error", "error": detail, "request_id": request_id or None})
+
+
+def ollama_body(error: RadixError, request_id: str = "") -> bytes:
+    """`{"error": message}`."""
+    return msgspec.json.encode({"error": _message(error)})
+
+
+#: Beginning of a route's path -> shape of its errors: the first that fits.
+SHAPES: tuple[tuple[str, Callable[[RadixError, str], bytes]], ...] = (
+    ("/v1/messages", anthropic_body),
+    ("/api/", ollama_body),
+)
+
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def response(
+    error: RadixError, scope: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """
+    Args:
+        scope: of the request (ASGI): whose route it is, and its id.
+    """
     headers = dict(headers or {})
     if error.status in RETRY_AFTER:
         headers["retry-after"] = RETRY_AFTER[error.status]
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(body(error), error.status, headers, "application/json")
+    return Response(_shaped(error, scope or {}), error.status, headers, "application/json")
+
+
+def _shaped(error: RadixError, scope: Mapping[str, Any]) -> bytes:
+    path = route_path(scope) if "path" in scope else ""
+    for beginning, shape in SHAPES:
+        if path.startswith(beginning):
+            return shape(error, scope.get("state", {}).get("request_id", ""))
+    return body(error)
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """The path as the router sees it: without the prefix that a proxy in front keeps."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "")
+    if prefix and (path == prefix or path.startswith(prefix + "/")):
+        return path[len(prefix) :]
+    return path
 
 
 def from_http(error: HTTPException) -> RadixError:

@@ -103,7 +103,8 @@ class Info:
             {
                 "model_path": config.model.served_model_name or config.model.model,
                 "served_model_name": service.served.name,
-                "is_generation": True,
+                "is_generation": facts.generates,
+                "pooling": facts.pooling,
                 "architecture": facts.architecture,
                 "dtype": facts.dtype,
                 "parameters": facts.parameters,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.responses import Response
@@ -16,19 +17,53 @@ from radixlm.api.stream import Abandoned, Stream
 from radixlm.base.errors import RadixError
 from radixlm.wire.messages import TextDelta
 
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
 
 log = logging.getLogger("radixlm.api")
 
 
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a stream is cut into events.
+
+    Attributes:
+        prefix, suffix: around each payload.
+        keep_alive: sent after a while of silence; empty for nothing.
+        error: the payloads that tell of an error after the stream has begun.
+    """
+
+    content_type: bytes
+    prefix: bytes
+    suffix: bytes
+    keep_alive: bytes
+    error: Callable[[RadixError], bytes]
+
+    def framed(self, payload: bytes) -> bytes:
+        return self.prefix + payload + self.suffix
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"content-type", self.content_type),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+#: Server-sent events without names, as OpenAI has them.
+SSE = Framing(EVENT_STREAM, b"data: ", b"\n\n", b": keep-alive\n\n", errors.body)
+
+
+def named(payload: bytes, name: str) -> bytes:
+    """The payload of an event with a name, for a framing without a prefix."""
+    return b"event: " + name.encode() + b"\ndata: " + payload
+
+
 class Form(Protocol):
-    """The shape of one answer in its client's dialect. Payloads are JSON without line breaks, ready to send.
+    """The shape of one answer in its client's dialect. Payloads are what its framing goes around: JSON without line
+    breaks, ready to send.
 
     Attributes:
         patient: a sequence that fails does not fail the others; else the first failure is the answer.
@@ -84,15 +119,16 @@ class Whole:
 
 
 class Events:
-    """ASGI response: a `data:` line for each payload, as they come. Owns the stream and closes it.
+    """ASGI response: an event for each payload, as they come. Owns the stream and closes it.
 
     Headers are held back until there is news or `keep_alive` seconds have passed, so that a request refused by the
     engine still gets its own status. Later errors become an event, after which the stream ends without `[DONE]`.
     """
 
-    def __init__(self, stream: Stream, form: Form, keep_alive: float) -> None:
+    def __init__(self, stream: Stream, form: Form, keep_alive: float, framing: Framing = SSE) -> None:
         self._stream = stream
         self._form = form
+        self._framing = framing
         self._keep_alive = keep_alive or None
         self._started = False
 
@@ -114,32 +150,29 @@ class Events:
                 await self._end_with(errors.internal(), send)
 
     async def _send_all(self, send: Send) -> None:
-        stream, form = self._stream, self._form
+        stream, form, framed = self._stream, self._form, self._framing.framed
         while not stream.done:
             if not await stream.wait(self._keep_alive):
-                await self._send(KEEP_ALIVE, send)
+                if self._framing.keep_alive:
+                    await self._send(self._framing.keep_alive, send)
                 continue
             events: list[bytes] = []
             try:
                 for index, delta in stream.take():
-                    events.extend(map(event, form.piece(index, delta)))
+                    events.extend(map(framed, form.piece(index, delta)))
             finally:
                 # What other sequences had to say goes out even if one of them failed, unless this can still be a plain
                 # error.
                 if events and (self._started or not stream.failed):
                     await self._send(b"".join(events), send)
-        await self._send(b"".join(map(event, form.last())), send, more=False)
+        await self._send(b"".join(map(framed, form.last())), send, more=False)
 
     async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": self._framing.headers})
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _end_with(self, error: RadixError, send: Send) -> None:
         with contextlib.suppress(OSError):
-            await self._send(event(errors.body(error)), send, more=False)
-
-
-def event(payload: bytes) -> bytes:
-    return b"data: " + payload + b"\n\n"
+            await self._send(self._framing.framed(self._framing.error(error)), send, more=False)

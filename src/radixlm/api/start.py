@@ -28,14 +28,15 @@ async def start(hub: Hub, warm_up: bool) -> None:
 
 
 async def probe(hub: Hub, facts: EngineFacts) -> None:
-    """Generate one token through the whole ring. Raises what went wrong."""
+    """Generate one token through the whole ring, or make one vector. Raises what went wrong."""
     token = facts.model.bos_id if facts.model.bos_id is not None else 0
     request = Request(
         uid=0,
         rid="probe",
         tokens=(token,),
-        sampling=SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_new_tokens=int(facts.model.generates), temperature=0.0, ignore_eos=True),
         arrival=time.time(),
+        pooling=None if facts.model.generates else facts.model.pooling,
     )
     with hub.submit([request]) as stream:
         (delta,) = await stream.whole()

@@ -22,7 +22,7 @@ class Pending:
 
     __slots__ = (
         "_completion_tokens", "_fault", "_finish", "_ids", "_pieces", "_prompt_scores", "_reasoning_tokens", "_scores",
-        "_stats", "_texts",
+        "_stats", "_texts", "_vector",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,6 +39,7 @@ class Pending:
         self._finish: Finish | None = None
         self._stats: Stats | None = None
         self._fault: Fault | None = None
+        self._vector: bytes | None = None
 
     def add(self, delta: TextDelta) -> None:
         self._texts.append(delta.text)
@@ -51,6 +52,7 @@ class Pending:
         self._finish = delta.finish or self._finish
         self._stats = delta.stats or self._stats
         self._fault = delta.fault or self._fault
+        self._vector = delta.vector or self._vector
 
     def take(self, uid: int) -> TextDelta:
         delta = TextDelta(
@@ -65,6 +67,7 @@ class Pending:
             fault=self._fault,
             pieces=joined(self._pieces),
             reasoning_tokens=self._reasoning_tokens,
+            vector=self._vector,
         )
         self._clear()
         return delta

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import msgspec
 
+from radixlm.base.request import PoolingKind
+
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the device is. `features` are lower-case names such as `avx512_bf16`, `amx_bf16`, `sm_90`."""
@@ -27,6 +29,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         sampled_vocab_size: ids from here on are padding and never chosen.
         eos_ids: the ids that end a text.
         context_length: positions the model was made for (or the configured limit, if smaller).
+        generates: it continues texts. False for an encoder, which only makes vectors of them.
+        pooling: how its hidden states become the vector of a text where a request does not say.
     """
 
     name: str
@@ -43,6 +47,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     kv_bytes_per_token: int
     weight_bytes: int
+    generates: bool = True
+    pooling: PoolingKind = "last"
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from radixlm.base.request import LogprobParams
+from radixlm.base.request import LogprobParams, PoolingKind
 from radixlm.base.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int32]
@@ -43,6 +43,7 @@ class Join:
     prompt_len: int
     sampling: SamplingParams
     logprobs: LogprobParams | None = None
+    pooling: PoolingKind | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +135,8 @@ class Outcome:
         prompt_scores: span index -> scores of the prompt tokens that this span computed the logits for: positions
             `max(prompt_from, starts + 1) .. starts + lengths` that are still prompt.
         failed: span index -> reason, for spans whose logits are not finite. Their entry in `tokens` means nothing.
+        vectors: span index -> [hidden_size] float32, for rows with `pooling`: what this span adds to the row's vector.
+            Of a mean it is the sum of the span's hidden states; of a single state the span that has it says it.
     """
 
     step: int
@@ -141,3 +144,4 @@ class Outcome:
     scores: dict[int, TokenScores] = field(default_factory=dict)
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    vectors: dict[int, Floats] = field(default_factory=dict)

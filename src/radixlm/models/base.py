@@ -57,6 +57,32 @@ class Model(Protocol):
     def weight_bytes(self) -> int: ...
 
 
+class Encoder(Protocol):
+    """A model that reads whole texts at once and continues none, loaded, on its device."""
+
+    vocab_size: int
+    hidden_size: int
+    layer_count: int
+
+    def forward(self, ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Texts laid end to end, ids [T] int64 -> hidden states [T, hidden_size]; each text sees itself alone."""
+        ...
+
+    def parameter_count(self) -> int: ...
+
+    def weight_bytes(self) -> int: ...
+
+
+class EncoderFamily(Protocol):
+    """A module named in `models.table.ENCODERS`. It exposes these functions."""
+
+    def context_length(self, config: Mapping[str, Any]) -> int: ...
+
+    def build(
+        self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device
+    ) -> Encoder: ...
+
+
 class Family(Protocol):
     """A module under `models/` named in `models.table`. It exposes these functions."""
 

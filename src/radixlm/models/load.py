@@ -103,7 +103,12 @@ class DummyWeights:
         if part is not None:
             return self.get(name, shape).narrow(part.dim, part.start, part.length).clone()
         if len(shape) < 2:
-            return torch.full(shape, 1.0 if "norm" in name else 0.0, dtype=self._dtype, device=self._device)
+            return torch.full(
+                shape,
+                1.0 if "norm" in name.lower() and not name.endswith("bias") else 0.0,
+                dtype=self._dtype,
+                device=self._device,
+            )
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode(), self._seed & 0xFFFFFFFF))
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0.0, _RANDOM_STD, generator=generator)
 

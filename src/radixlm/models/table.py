@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from radixlm.base.errors import StartupError
-from radixlm.models.base import Family
+from radixlm.models.base import EncoderFamily, Family
 
 #: Architecture -> module. A module is imported when a model needs it.
 FAMILIES: Mapping[str, str] = MappingProxyType(
@@ -22,6 +22,14 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "Qwen3MoeForCausalLM": "radixlm.models.qwen3_moe",
         "Gemma3ForCausalLM": "radixlm.models.gemma3",
         "Gemma3TextModel": "radixlm.models.gemma3",
+    }
+)
+#: The same for models that read whole texts at once, and only make vectors of them.
+ENCODERS: Mapping[str, str] = MappingProxyType(
+    {
+        "BertModel": "radixlm.models.bert",
+        "RobertaModel": "radixlm.models.bert",
+        "XLMRobertaModel": "radixlm.models.bert",
     }
 )
 #: What else transformers can do runs through this one.
@@ -40,6 +48,16 @@ def architecture(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether the model only makes vectors. Raises as `architecture`."""
+    return architecture(config) in ENCODERS
+
+
+def find_encoder(config: Mapping[str, Any]) -> EncoderFamily:
+    """The family that builds this encoder."""
+    return cast(EncoderFamily, importlib.import_module(ENCODERS[architecture(config)]))
+
+
 def find(config: Mapping[str, Any]) -> Family:
     """The family that builds this model.
 
@@ -53,6 +71,6 @@ def find(config: Mapping[str, Any]) -> Family:
     if fallback.supports(name):
         return cast(Family, fallback)
     raise StartupError(
-        f"the architecture {name} is not known; known: {', '.join(FAMILIES)}, and decoders of transformers that use "
-        "its attention interface"
+        f"the architecture {name} is not known; known: {', '.join((*FAMILIES, *ENCODERS))}, and decoders of "
+        "transformers that use its attention interface"
     )

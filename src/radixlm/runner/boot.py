@@ -72,13 +72,21 @@ def boot(config: Config, report: Report, place: Place = BY_ITSELF, meet: Callabl
         return _boot_null(config, journal)
     with journal.stage("torch"):
         env.calm_threads()
+        from radixlm.models import table
         from radixlm.parallel.select import connect
         from radixlm.runner.build import build
+        from radixlm.runner.build_encoder import build_encoder
     with journal.stage("device"):
         choice = choose(config.device.device)
         device = open_device(choice, place.rank, place.size)
     journal.decide("device", choice.name, choice.reason)
     checkpoint, vocabulary = _find(config, journal)
+    if table.is_encoder(checkpoint.config):
+        if place.size > 1:
+            raise StartupError("an encoder is not cut into ranks: leave out --tensor-parallel-size")
+        encoder = build_encoder(config, checkpoint, vocabulary, device, journal)
+        config = _settle(_without_prefixes(config, journal), choice.name, 1, "no pages are kept", journal)
+        return Booted(encoder, encoder.facts, config)
     if meet is not None:
         with journal.stage("ranks"):
             meet()
@@ -93,6 +101,12 @@ def _find(config: Config, journal: Journal) -> tuple[Checkpoint, Vocabulary]:
         model = config.model
         checkpoint = locate(model.model, model.revision, model.tokenizer_path, journal.report)
         return checkpoint, read_vocabulary(checkpoint)
+
+
+def _without_prefixes(config: Config, journal: Journal) -> Config:
+    """An encoder's states depend on the whole text: there is nothing to share."""
+    journal.decide("disable_radix_cache", True, "an encoder reads whole texts; no prefix of one can be reused")
+    return dataclasses.replace(config, cache=dataclasses.replace(config.cache, disable_radix_cache=True, page_size=1))
 
 
 def _settle(config: Config, kind: str, page_size: int, page_reason: str, journal: Journal) -> Config:

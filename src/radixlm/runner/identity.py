@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixlm.base.errors import StartupError
 from radixlm.base.facts import ModelFacts
 from radixlm.checkpoint.checkpoint import Checkpoint
+from radixlm.checkpoint.pooling import pooling
 from radixlm.config.schema import Config
 from radixlm.runner.vocabulary import Vocabulary
 
@@ -40,4 +41,5 @@ def identify(
         context_length=context_length,
         kv_bytes_per_token=0,
         weight_bytes=0,
+        pooling=pooling(checkpoint),
     )

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from radixlm.base.facts import EngineFacts
-from radixlm.base.plan import Join, Outcome, Plan, TokenScores
+from radixlm.base.plan import Floats, Join, Outcome, Plan, TokenScores
 from radixlm.base.request import LogprobParams
 from radixlm.runner.base import Masks
 from radixlm.runner.clock import CostModel, VirtualClock
 from radixlm.runner.mirror import GOLDEN, Index, Mirror, Words, fractions, mix
+
+#: Length of vectors where the model's is not known.
+NULL_HIDDEN = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +33,11 @@ class NullPending:
     scores: dict[int, TokenScores] = field(default_factory=dict)
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    vectors: dict[int, Floats] = field(default_factory=dict)
 
     def wait(self) -> Outcome:
         self.clock.reach(self.done_at)
-        return Outcome(self.plan.step, self.tokens, self.scores, self.prompt_scores, self.failed)
+        return Outcome(self.plan.step, self.tokens, self.scores, self.prompt_scores, self.failed, self.vectors)
 
 
 class NullRunner:
@@ -69,6 +73,7 @@ class NullRunner:
         self._salt = np.zeros(pool.max_running, np.uint64)
         self._free_from = np.zeros(pool.max_running, np.int64)  # first position at which the text may end
         self._scored = np.zeros(pool.max_running, np.bool_)  # rows that ask for log-probabilities
+        self._pooled = np.zeros(pool.max_running, np.bool_)  # rows that ask for a vector
         eos = [token for token in model.eos_ids if token < model.sampled_vocab_size]
         self._eos = eos[0] if eos else None
         self._ordinary = np.setdiff1d(np.arange(model.sampled_vocab_size), eos)
@@ -83,6 +88,8 @@ class NullRunner:
         pending = NullPending(plan, self._free_at, self._clock)
         for span in np.flatnonzero(self._scored[plan.rows]).tolist():
             self._score_prompt(pending, span)
+        for span in np.flatnonzero(self._pooled[plan.rows]).tolist():
+            self._pool(pending, span)
         return pending
 
     def sample(self, pending: NullPending, masks: Masks | None = None) -> None:
@@ -112,6 +119,7 @@ class NullRunner:
         self._salt[row] = 0 if params.greedy else mix(np.array([params.seed]).view(np.uint64) + GOLDEN)[0]
         self._free_from[row] = join.prompt_len + params.min_new_tokens
         self._scored[row] = join.logprobs is not None
+        self._pooled[row] = join.pooling is not None
 
     def _choose(self, words: Words, rows: Index, ends: Index) -> Index:
         tokens = self._ordinary[(words % np.uint64(len(self._ordinary))).astype(np.int64)]
@@ -123,6 +131,18 @@ class NullRunner:
             if tokens[i] in stops:
                 tokens[i] = np.setdiff1d(self._ordinary, stops)[0]
         return tokens
+
+    def _pool(self, pending: NullPending, span: int) -> None:
+        """A made-up vector: a function of the whole prompt, told by the span that ends it."""
+        plan = pending.plan
+        row, end = int(plan.rows[span]), int(plan.starts[span] + plan.lengths[span])
+        join = self._joins[row]
+        size = self.facts.model.hidden_size or NULL_HIDDEN
+        vector = np.zeros(size, np.float32)
+        if end == join.prompt_len:
+            words = mix(self._mirror.sums[row, end - 1] ^ mix(np.arange(size).view(np.uint64)))
+            vector = (2 * fractions(words) - 1).astype(np.float32) * (end if join.pooling == "mean" else 1)
+        pending.vectors[span] = vector
 
     # ---- made-up log-probabilities: below 0, and a function of the prefix and the id alone
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from radixlm.base.plan import Outcome, Plan, TokenScores
+from radixlm.base.plan import Floats, Outcome, Plan, TokenScores
 from radixlm.base.request import LogprobParams
 from radixlm.device.base import Download
 from radixlm.sampling.logprobs import Scored, take
@@ -33,6 +33,7 @@ class PendingStep:
         logits: [n, vocab] of these spans, until they are sampled.
         best: the most probable tokens, where the forward pass chose them as well (and wrote them to the table).
         scores, prompt_scores: what each `Asked` is cut from.
+        pooled: spans, and what each adds to the vector of its row: [n, hidden_size] float32.
         broken: why the whole step failed.
     """
 
@@ -43,6 +44,7 @@ class PendingStep:
     best: Sampled | None = None
     scores: list[tuple[list[Asked], Scored]] = field(default_factory=list)
     prompt_scores: list[tuple[list[Asked], Scored]] = field(default_factory=list)
+    pooled: tuple[list[int], torch.Tensor] | None = None
     download: Download | None = None
     broken: str | None = None
 
@@ -51,6 +53,8 @@ class PendingStep:
         found = [sampled.tokens, sampled.status]
         for _, scored in (*self.scores, *self.prompt_scores):
             found += scored.tensors()
+        if self.pooled is not None:
+            found.append(self.pooled[1])
         return found
 
     def wait(self) -> Outcome:
@@ -71,7 +75,17 @@ class PendingStep:
             _taken(self.scores, arrived[:cut], failed),
             _taken(self.prompt_scores, arrived[cut:], failed),
             failed,
+            _vectors(self.pooled[0], arrived[-1], failed) if self.pooled is not None else {},
         )
+
+
+def _vectors(spans: list[int], pooled: torch.Tensor, failed: dict[int, str]) -> dict[int, Floats]:
+    """Vectors by span; spans whose vectors are not finite go to `failed`."""
+    finite = pooled.isfinite().all(dim=1).tolist()
+    for span, fine in zip(spans, finite, strict=True):
+        if not fine:
+            failed.setdefault(span, REASONS[NOT_FINITE])
+    return {span: vector for span, vector in zip(spans, pooled.numpy(), strict=True) if span not in failed}
 
 
 def _taken(

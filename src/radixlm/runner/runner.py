@@ -26,6 +26,7 @@ from radixlm.models.base import Model
 from radixlm.runner.base import Masks
 from radixlm.runner.inputs import InputBuilder
 from radixlm.runner.pending import Asked, PendingStep
+from radixlm.runner.pooling import Pooler
 from radixlm.sampling.logprobs import Scorer
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.table import Need, SamplingTable
@@ -70,6 +71,7 @@ class Runner:
         self._sampling = SamplingTable(rows, vocab, facts.model.eos_ids)
         self._sampler = Sampler(self._tables.tokens, vocab, device)
         self._scorer = Scorer(vocab, device)
+        self._pooler = Pooler()
         self._graphs: DecodeGraphs | None = None
         if graphs:
             from radixlm.runner.graphs import DecodeGraphs
@@ -81,6 +83,7 @@ class Runner:
         self._tables.apply(plan)
         for join in plan.joins:
             self._sampling.join(join)
+            self._pooler.join(join)
         spans = np.flatnonzero(plan.samples)
         rows, ends = plan.rows[spans].astype(np.int64), (plan.starts + plan.lengths)[spans].astype(np.int64)
         pending = PendingStep(plan, spans, self._sampling.batch(rows, ends))
@@ -96,6 +99,7 @@ class Runner:
             step = Step(inputs, self._model.layers, self._pool, backend)
             hidden = self._model.forward(inputs.ids, inputs.positions, step)
             self._score_prompts(pending, hidden)
+            pending.pooled = self._pooler.pool(plan, hidden)
             if len(spans):
                 pending.logits = self._model.head(_rows(hidden, inputs))
         return pending

@@ -68,9 +68,12 @@ class Committer:
             if not samples:
                 self._publish(s)
                 prompt_scores = _prompt_scores(s, outcome.prompt_scores.get(i))
+                if i in outcome.vectors:
+                    part = outcome.vectors[i]
+                    s.vector = part if s.vector is None else s.vector + part
                 if s.limit <= len(s.tokens) == s.computed:
                     s.finish = Finish("length")
-                    extras.append(Extra(s.uid, None, prompt_scores, s.finish, s.stats(now)))
+                    extras.append(Extra(s.uid, None, prompt_scores, s.finish, s.stats(now), _vector(s)))
                     self._end(s, s.finish, now)
                 elif prompt_scores is not None:
                     extras.append(Extra(s.uid, None, prompt_scores))
@@ -140,6 +143,16 @@ def fault_of(error: RadixError, sequence: Sequence) -> Fault:
     grammar = sequence.request.grammar
     param = grammar.param if grammar is not None and error.status == 400 else ""
     return Fault(error.status, error.code, error.message, error.param or param)
+
+
+def _vector(sequence: Sequence) -> bytes | None:
+    """The finished vector of a request with `pooling`."""
+    vector = sequence.vector
+    if vector is None:
+        return None
+    if sequence.request.pooling == "mean":
+        vector = vector / np.float32(sequence.prompt_len)
+    return vector.astype("<f4").tobytes()
 
 
 def _scores(sequence: Sequence, scores: TokenScores | None) -> Scores | None:

@@ -285,6 +285,7 @@ def _join(sequence: Sequence) -> Join:
         prompt_len=sequence.prompt_len,
         sampling=sequence.request.sampling,
         logprobs=sequence.logprobs_from_here(),
+        pooling=sequence.request.pooling,
     )
 
 

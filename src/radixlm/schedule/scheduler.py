@@ -364,6 +364,7 @@ class Scheduler:
         self._release(sequence)
         sequence.dispatched = sequence.computed = sequence.known_pages = 0
         sequence.unwritten = -1
+        sequence.vector = None
         sequence.retractions += 1
         self.counters.retractions += 1
         self.waiting.add(sequence)

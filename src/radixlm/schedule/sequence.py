@@ -6,7 +6,7 @@ from array import array
 
 import numpy as np
 
-from radixlm.base.plan import Ints
+from radixlm.base.plan import Floats, Ints
 from radixlm.base.request import LogprobParams, Request
 from radixlm.cache.ports import Lease
 from radixlm.schedule.guide import Guide
@@ -35,12 +35,14 @@ class Sequence:
         foretold: samples in flight that are dropped, because their tokens were forced and are known already.
         unwritten: first position whose token the device has not been told, -1 for none.
         unsaid: forced tokens right behind the prompt that go out with the first step.
+        vector: of a request with `pooling`, what its spans made of it so far.
     """
 
     __slots__ = (
         "cached_tokens", "computed", "dispatched", "ended", "finish", "first_token", "foretold", "guide", "in_flight",
         "jumped", "known_pages", "lease", "limit", "promised", "prompt_len", "request", "retractions", "row", "scored",
         "started", "stop_ids", "tokens", "uid", "unsaid", "unwritten",
+        "vector",
     )  # fmt: skip
 
     def __init__(self, request: Request, limit: int, eos_ids: frozenset[int]) -> None:
@@ -70,6 +72,7 @@ class Sequence:
         self.foretold = 0
         self.unwritten = -1
         self.unsaid = 0
+        self.vector: Floats | None = None
 
     @property
     def pending(self) -> int:
@@ -93,9 +96,11 @@ class Sequence:
     @property
     def prefix_limit(self) -> int:
         """How long a cached prefix is usable: never the last token (its logits are needed), nor a position to be
-        scored.
+        scored, nor one whose hidden state is part of a vector.
         """
         limit = len(self.tokens) - 1
+        if self.request.pooling not in (None, "last"):
+            return 0
         scores = self.request.logprobs
         if scores is not None and scores.prompt_from >= 0 and self.scored < self.prompt_len:
             limit = min(limit, max(scores.prompt_from, self.scored, 1) - 1)

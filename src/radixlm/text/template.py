@@ -52,6 +52,7 @@ class ChatTemplate:
 
     Attributes:
         sources: the text of the template, or of all of them.
+        source: the text of the template (of the one for plain chats, if there are several).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ChatTemplate:
         sources = {"default": source} if isinstance(source, str) else dict(source)
         self.sources = "\n".join(sources.values())
         self._forms = {name: _Form(text) for name, text in sources.items()}
+        self.source = sources.get("default") or next(iter(sources.values()))
         self._variables = dict(variables or {})
         self._timeout = timeout
         self._control = alternation(control_words)

@@ -25,7 +25,7 @@ class Transcript:
 
     __slots__ = (
         "_decoded", "_detok", "_parser", "_parts", "_pieces", "_prompt_scores", "_prompt_tokens", "_reasoning",
-        "_scores", "_sent", "_stats", "_text", "finish", "ids", "scan", "uid",
+        "_scores", "_sent", "_stats", "_text", "_vector", "finish", "ids", "scan", "uid",
     )  # fmt: skip
 
     def __init__(self, begin: Begin, detok: Detok, scan: StopScan | None, parser: Parser | None = None) -> None:
@@ -45,6 +45,7 @@ class Transcript:
         self._scores: list[Scores] = []
         self._prompt_scores: list[Scores] = []
         self._stats: Stats | None = None
+        self._vector: bytes | None = None
 
     @property
     def count(self) -> int:
@@ -68,6 +69,8 @@ class Transcript:
             self._prompt_scores.append(extra.prompt_scores)
         if extra.stats is not None:
             self._stats = extra.stats
+        if extra.vector is not None:
+            self._vector = extra.vector
         self.finish = extra.finish
 
     def decode(self, upto: int | None = None) -> None:
@@ -146,6 +149,7 @@ class Transcript:
             stats,
             pieces=joined(self._pieces),
             reasoning_tokens=self._reasoning,
+            vector=self._vector,
         )
         self.ids, self._parts, self._pieces, self._scores, self._prompt_scores = [], [], [], [], []
         self._decoded, self._sent = 0, count

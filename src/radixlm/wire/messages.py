@@ -134,6 +134,7 @@ class Extra(msgspec.Struct, frozen=True, array_like=True):
         scores: of the token this message carries for `uid`.
         prompt_scores: of prompt tokens, as they are computed; parts arrive in order.
         finish, stats: both set exactly once, in the sequence's last message.
+        vector: of a request with `pooling`, float32, little endian; in its last message.
     """
 
     uid: int
@@ -141,6 +142,7 @@ class Extra(msgspec.Struct, frozen=True, array_like=True):
     prompt_scores: Scores | None = None
     finish: Finish | None = None
     stats: Stats | None = None
+    vector: bytes | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
@@ -177,6 +179,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
         scores: of `ids`, with `token_texts` beside them when asked for.
         reasoning_tokens: of `completion_tokens`, those that were reasoning.
         finish or error: terminal. After one of them nothing follows for this uid.
+        vector: of a request with `pooling`, see `Extra`.
     """
 
     uid: int
@@ -190,6 +193,7 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True):
     fault: Fault | None = None
     pieces: list[Piece] = []
     reasoning_tokens: int = 0
+    vector: bytes | None = None
 
 
 class Texts(msgspec.Struct, frozen=True, tag="texts"):

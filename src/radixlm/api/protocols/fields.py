@@ -39,6 +39,16 @@ class Reader(Generic[T]):
                 self._aliases.setdefault(field.name, field.name)
 
     @property
+    def kind(self) -> type[T]:
+        """The struct that is read."""
+        return self._kind
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """What the dialect calls the fields -> the struct's fields."""
+        return self._aliases
+
+    @property
     def names(self) -> Iterable[str]:
         """What the dialect calls the fields."""
         return self._aliases.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixlm.api.sse import Form
+from radixlm.api.sse import SSE, Form, Framing
 from radixlm.base.request import Request
 
 
@@ -16,9 +16,11 @@ class Job:
         rid: the client's name for all of them.
         stream: events as they come, or one body.
         form: turns what the sequences say into the dialect.
+        framing: how the events of a stream are told apart.
     """
 
     requests: tuple[Request, ...]
     rid: str
     stream: bool
     form: Form
+    framing: Framing = SSE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +13,8 @@ from radixlm.api.protocols.prompts import Prompt
 from radixlm.api.protocols.sampling import Wish, fitted, seed_of
 from radixlm.api.service import Service
 from radixlm.base.errors import BadRequest
-from radixlm.base.request import LogprobParams, Request
+from radixlm.base.request import LogprobParams, PoolingKind, Request
+from radixlm.base.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,14 @@ def requests_for(
 
     Args:
         param: the field that the prompt came in, for the error about one that is too long.
+
+    Raises:
+        BadRequest: the prompt is too long, or the model only makes vectors.
     """
+    if not service.facts.model.generates:
+        raise BadRequest(
+            f"{service.served.name} makes vectors of texts and continues none; use /v1/embeddings", param="model"
+        )
     try:
         sampling = fitted(wish.sampling, len(prompt.tokens), service.facts.model.context_length)
     except BadRequest as error:
@@ -73,3 +82,25 @@ def requests_for(
         )
         for choice in range(wish.choices)
     ]
+
+
+def pooled_requests(
+    prompts: Sequence[Prompt], pooling: PoolingKind, stands: Standing, *, rid: str, service: Service
+) -> tuple[Request, ...]:
+    """A request for the vector of each prompt."""
+    now = time.time()
+    limit = service.config.schedule.request_timeout
+    return tuple(
+        Request(
+            uid=0,
+            rid=rid,
+            tokens=prompt.tokens,
+            sampling=SamplingParams(max_new_tokens=0),
+            namespace=stands.namespace,
+            priority=stands.priority,
+            arrival=now,
+            deadline=now + limit if limit else 0.0,
+            pooling=pooling,
+        )
+        for prompt in prompts
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import threading
 import time
@@ -46,14 +47,16 @@ OPTIONS: dict[str, Any] = {
     "max_running_requests": 5, "chunked_prefill_size": 16,
 }  # fmt: skip
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
-DRAWN = {"temperature": 1.0, "seed": 7, "top_p": 0.9, "max_new_tokens": 12, "ignore_eos": True, "presence_penalty": 1}
+DRAWN = {"temperature": 1.0, "seed": 7, "top_p": 0.9, "max_new_tokens": 20, "ignore_eos": True, "presence_penalty": 1}
+
+GRAMMAR = "(yes|no), [a-z]{3}, always the same end"
 
 STEM = [11 + 7 * i for i in range(40)]
 PROMPTS = [STEM, STEM[:25], [*STEM, 5, 6], [9], [3, 4] * 30, STEM[10:40], [21, 22, 23]]
 
 
 def everything(engine: Engine) -> dict[str, Any]:
-    """Answers to requests of all kinds: chunks, mixed steps, cached prefixes, drawn tokens, scores."""
+    """Answers to requests of all kinds: chunks, mixed steps, cached prefixes, drawn tokens, grammars, scores."""
 
     def ids(prompts: Any, params: Any) -> list[list[int]]:
         return [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=params)]
@@ -62,6 +65,9 @@ def everything(engine: Engine) -> dict[str, Any]:
     warm = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
     found["warm"] = [answer["output_ids"] for answer in warm]
     found["cached"] = [answer["meta_info"]["cached_tokens"] for answer in warm]
+    steered = engine.generate(input_ids=PROMPTS, sampling_params={**DRAWN, "ignore_eos": False, "regex": GRAMMAR})
+    found["steered"] = [answer["text"] for answer in steered]
+    assert all(re.fullmatch(GRAMMAR, text) for text in found["steered"])
     scored = engine.generate(input_ids=STEM, sampling_params=GREEDY, return_logprob=True, logprob_start_len=0)
     found["scores"] = [pair[0] for pair in scored["meta_info"]["input_token_logprobs"][1:]]
     engine.audit()

@@ -37,6 +37,7 @@ def full() -> Plan:
         step=2**40, rows=ints, starts=ints + 1, lengths=ints + 2, samples=ints > 2,
         joins=(Join(3, 2**53, ints + 3, ints[:0], 4, sampling, scores), Join(0, 1, ints, ints, 5, SamplingParams())),
         page_rows=ints, page_index=ints + 4, page_ids=ints + 5, shared=(SharedPrefix(ints[:2], 64),),
+        token_rows=ints, token_positions=ints + 6, token_ids=ints + 7, wants_history=True,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixlm.base.plan import Ints
@@ -44,10 +45,22 @@ class Adjuster:
         return result
 
     def _mask(self, scores: torch.Tensor, masks: Masks) -> None:
-        width = scores.shape[1]
-        for index, words in masks.items():
-            bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), bitorder="little", count=width)
-            scores[index].masked_fill_(self._device.upload(bits == 0), -torch.inf)
+        rows = sorted(masks)
+        forbidden = self._forbidden(np.stack([masks[index] for index in rows]), scores.shape[1])
+        if len(rows) == len(scores):
+            scores.masked_fill_(forbidden, -torch.inf)
+            return
+        where = self._device.upload(np.array(rows, np.int64))
+        scores.index_copy_(0, where, scores.index_select(0, where).masked_fill_(forbidden, -torch.inf))
+
+    def _forbidden(self, words: npt.NDArray[np.int32], width: int) -> torch.Tensor:
+        """[m, width] bool from the bits of allowed ids [m, words]. A GPU gets the bits as they are."""
+        if self._device.kind == "cpu":
+            bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little", count=width)
+            return self._device.upload(bits == 0)
+        packed = self._device.upload(words)
+        places = torch.arange(32, dtype=torch.int32, device=packed.device)
+        return ((packed[:, :, None] >> places) & 1).view(len(words), -1)[:, :width] == 0
 
     def _bias(self, scores: torch.Tensor, batch: Batch) -> None:
         lists = [(i, batch.table.lists[batch.rows[i]]) for i in batch.having(Need.BIAS).tolist()]

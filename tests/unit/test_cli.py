@@ -355,6 +355,8 @@ class _Peer(BaseHTTPRequestHandler):
         chat = self.path.endswith("/chat/completions")
         text = body["messages"][-1]["content"] if chat else body["prompt"]
         chunks: list[dict[str, Any]] = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}] if chat else []
+        if body.get("top_k") == 3:
+            chunks.append({"choices": [{"delta": {"reasoning_content": "hm", "reasoning": "hm"}}]})
         for part in (text, "!"):
             chunks.append({"choices": [{"delta": {"content": part}} if chat else {"text": part}]})
         chunks.append({"choices": [{"delta": {}, "finish_reason": "length"}]})
@@ -393,7 +395,10 @@ def url(server: ThreadingHTTPServer) -> str:
 def test_remote_chat_and_raw_text(peer: ThreadingHTTPServer) -> None:
     talker = Remote(url(peer), "k")
     assert talker.name == "peer"
-    turn = ask(talker, [{"role": "user", "content": "hello"}], {"max_new_tokens": 2, "top_k": 3}, lambda text: None)
+    thoughts: list[str] = []
+    hello = [{"role": "user", "content": "hello"}]
+    turn = ask(talker, hello, {"max_new_tokens": 2, "top_k": 3}, lambda text: None, thoughts.append)
+    assert thoughts == ["hm", "\n\n"]
     assert (turn.text, turn.prompt_tokens, turn.completion_tokens, turn.cached_tokens) == ("hello!", 9, 2, 4)
     assert turn.finish == "length"
     assert ask(talker, "raw", {}, lambda text: None).text == "raw!"

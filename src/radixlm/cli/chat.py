@@ -92,7 +92,7 @@ class Conversation:
         """One turn. A turn that fails is forgotten, so that the next one can succeed."""
         self.messages.append({"role": "user", "content": text})
         try:
-            turn = ask(self._talker, self.messages, self._sampling, self._screen.write)
+            turn = ask(self._talker, self.messages, self._sampling, self._screen.write, self._screen.think)
         except RadixError as error:
             self.messages.pop()
             self._screen.line(f"error: {error.message}", "red")

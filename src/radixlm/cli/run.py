@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     screen = Screen()
     talker = asking.talker(said, resolved, screen)
     try:
-        turn = ask(talker, prompt, sampling, screen.write)
+        turn = ask(talker, prompt, sampling, screen.write, screen.think)
     finally:
         talker.close()
     if not turn.text.endswith("\n"):

@@ -31,6 +31,12 @@ class Screen:
         self._out.write(_printable(text) if self.fancy else text)
         self._out.flush()
 
+    def think(self, text: str) -> None:
+        """What a model thinks, dim, as it comes. Only where a person is watching: it is no part of the answer."""
+        if self.fancy:
+            self._out.write(f"\x1b[2m{_printable(text)}\x1b[0m")
+            self._out.flush()
+
     def line(self, text: str = "", style: str = "") -> None:
         """A line of ours. `style` is a rich style (`bold`, `dim`), without effect where there are no colours."""
         if self.fancy and style:

@@ -20,13 +20,18 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """News of an answer. Counts are those so far; 0 where the server tells them only at the end."""
+    """News of an answer. Counts are those so far; 0 where the server tells them only at the end.
+
+    Attributes:
+        reasoning: what the model thought before `text`; it is no part of the answer.
+    """
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +89,34 @@ class Talker(Protocol):
     def close(self) -> None: ...
 
 
-def ask(talker: Talker, prompt: Prompt, sampling: Mapping[str, Any], write: Callable[[str], None]) -> Turn:
-    """Stream one answer into `write` and time it. Ctrl-C ends the answer, not the program: `finish` tells."""
+def ask(
+    talker: Talker,
+    prompt: Prompt,
+    sampling: Mapping[str, Any],
+    write: Callable[[str], None],
+    think: Callable[[str], None] = lambda text: None,
+) -> Turn:
+    """Stream one answer into `write`, its reasoning into `think`, and time it.
+
+    Ctrl-C ends the answer, not the program: `finish` tells.
+    """
     started = time.perf_counter()
     first = 0.0
     said: list[str] = []
     last = Piece("")
     pieces = talker.stream(prompt, sampling)
     finish = ""
+    thought = False
     try:
         for piece in pieces:
-            if not first and (piece.text or piece.completion_tokens):
+            if not first and (piece.text or piece.reasoning or piece.completion_tokens):
                 first = time.perf_counter() - started
+            if piece.reasoning:
+                think(piece.reasoning)
+                thought = True
             if piece.text:
+                if thought and not said:
+                    think("\n\n")
                 said.append(piece.text)
                 write(piece.text)
             last = piece
@@ -179,9 +199,11 @@ class Remote:
         finish = ""
         try:
             while (chunk := self._runner.run(_next(chunks))) is not None:
-                text = ""
+                text = reasoning = ""
                 for choice in chunk.get("choices") or ():
-                    text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                    delta = choice.get("delta") or {}
+                    text += choice.get("text") or delta.get("content") or ""
+                    reasoning += delta.get("reasoning_content") or delta.get("reasoning") or ""
                     finish = choice.get("finish_reason") or finish
                 usage = chunk.get("usage") or {}
                 details = usage.get("prompt_tokens_details") or {}
@@ -191,6 +213,7 @@ class Remote:
                     usage.get("completion_tokens", 0),
                     details.get("cached_tokens") or 0,
                     finish,
+                    reasoning,
                 )
         finally:
             self._runner.run(_close(chunks))

@@ -291,13 +291,13 @@ class Engine:
         return await self._answer(await embeddings.parse_native(body, self._service))
 
     async def _answer(self, job: Job) -> Any:
-        with self._hub.submit(job.requests, group=job.rid) as stream:
+        with job.submit(self._hub) as stream:
             deltas = await stream.whole(patient=job.form.patient)
-        return msgspec.json.decode(job.form.whole(deltas))
+            return msgspec.json.decode(job.form.whole(deltas))
 
     async def _pieces(self, body: dict[str, Any]) -> AsyncIterator[Answer]:
         job = await self._job(body)
-        with self._hub.submit(job.requests, group=job.rid) as stream:
+        with job.submit(self._hub) as stream:
             while not stream.done:
                 await stream.wait()
                 for index, delta in stream.take():

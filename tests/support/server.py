@@ -36,6 +36,7 @@ from radixlm.wire.messages import (
     Begin,
     Cancel,
     Drain,
+    EndSession,
     Extra,
     Failed,
     Fault,
@@ -132,6 +133,7 @@ class Engine:
         self.cached: Callable[[Request], int] = lambda request: 0
         self.requests: list[Request] = []
         self.cancelled: list[tuple[int, str]] = []
+        self.closed: list[str] = []  # sessions
         self.drained: float | None = None
         self.running: dict[int, Running] = {}
         self.tokens = 0
@@ -154,6 +156,8 @@ class Engine:
             loop.call_soon(self._tell, [Tokens(b"", b"", [Extra(message.uid, finish=Finish("stop"))])])
         elif isinstance(message, Query):
             loop.call_soon(self.receive, [self._answer(message)])
+        elif isinstance(message, EndSession):
+            self.closed.append(message.session)
         elif isinstance(message, Drain):
             self.drained = message.seconds
         self._wake()

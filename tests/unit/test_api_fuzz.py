@@ -26,6 +26,7 @@ from radixlm.api.protocols import (
     responses,
     tokens,
 )
+from radixlm.api.protocols import sessions as session_fields
 from radixlm.api.protocols.sampling import SamplingFields, TextFields
 from support.server import Answer, Api, parse_named, tokenizer
 
@@ -52,6 +53,8 @@ FIELDS = {
     "/api/generate": [*ollama.FIELDS.names, *ollama.REFUSED],
     "/api/embed": [*ollama_embed.FIELDS.names],
     "/v1/embeddings": [*embeddings.FIELDS.names, *embeddings.REFUSED, "input"],
+    "/open_session": [*session_fields.OPEN.names, "streaming"],
+    "/close_session": [*session_fields.CLOSE.names],
     "/encode": [*embeddings.FIELDS.names, "text", "input_ids"],
     "/v1/rerank": [*rerank.FIELDS.names, *rerank.REFUSED],
 }  # fmt: skip
@@ -72,6 +75,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "tiny", "prompt": "Hi", "options": {"num_predict": 3}},
     "/api/embed": {"model": "tiny", "input": "Hi"},
     "/v1/embeddings": {"model": "tiny", "input": "Hi"},
+    "/open_session": {},
+    "/close_session": {"session_id": "x"},
     "/encode": {"text": "Hi"},
     "/v1/rerank": {"query": "Hi", "documents": ["a", "b"]},
 }

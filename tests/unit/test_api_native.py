@@ -211,7 +211,7 @@ def test_an_aborted_sequence_is_an_answer_here(api: Api) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"image_data": "http://x"}, {"lora_path": "x"}, {"session_params": {"id": "x"}}, {"input_embeds": [[1.0]]},
+    [{"image_data": "http://x"}, {"lora_path": "x"}, {"input_embeds": [[1.0]]},
      {"return_hidden_states": True}, {"custom_logit_processor": "x"},
      {"sampling_params": {"custom_params": {"x": 1}}}],
 )  # fmt: skip

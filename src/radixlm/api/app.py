@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,6 +38,7 @@ from radixlm.api.protocols import (
     rerank,
     responses,
     score,
+    sessions,
     tokens,
 )
 from radixlm.api.protocols.job import Job
@@ -51,7 +53,7 @@ from radixlm.observe.metrics import Metrics
 log = logging.getLogger("radixlm.api")
 
 Parse = Callable[[Json, Service], Awaitable[Job]]
-Answer = Callable[[Json, Service], Awaitable[Json]]
+Answer = Callable[[Json, Service], Awaitable[Any]]
 #: The page of `/docs` loads nothing and runs nothing.
 DOCS_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -125,6 +127,8 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/parse_function_call", "POST", _answering(parsing.parse_function_call, service)),
         ("/separate_reasoning", "POST", _answering(parsing.separate_reasoning, service)),
         ("/flush_cache", "POST GET", control.flush_cache),
+        ("/open_session", "POST", _answering(sessions.open_session, service)),
+        ("/close_session", "POST", _answering(sessions.close_session, service)),
         ("/abort_request", "POST", control.abort_request),
     ):
         table.extend(Route(path, handler, methods=methods.split()) for path in paths.split())
@@ -137,7 +141,7 @@ def _generating(parse: Parse, service: Service) -> Handler:
 
     async def handle(request: Request) -> ASGIApp:
         job = await parse(await read_json(request, limits), service)
-        stream = service.hub.submit(job.requests, group=job.rid)
+        stream = job.submit(service.hub)
         return Events(stream, job.form, keep_alive, job.framing) if job.stream else Whole(stream, job.form)
 
     return handle

@@ -27,6 +27,7 @@ from radixlm.wire.messages import (
     Boot,
     Cancel,
     Drain,
+    EndSession,
     Fault,
     Query,
     Ready,
@@ -210,6 +211,11 @@ class Hub:
         delta. How many.
         """
         return self._cancel([uid for uid, live in self._live.items() if rid in (live.request.rid, live.group)], reason)
+
+    def end_session(self, session: str) -> None:
+        """Tell the engine that nothing is to be held for a session any more."""
+        if self._stage is not Stage.DEAD:
+            self._outbox.send(EndSession(session))
 
     def abort_all(self, reason: str) -> int:
         return self._cancel(list(self._live), reason)

@@ -17,6 +17,7 @@ import msgspec
 
 from radixlm import __version__
 from radixlm.api.hub import Hub
+from radixlm.api.sessions import Sessions
 from radixlm.base.errors import BadRequest, NotFound
 from radixlm.base.facts import EngineFacts
 from radixlm.base.sampling import SamplingParams
@@ -125,6 +126,7 @@ class Service:
         self.served = served if config.model.served_model_name else _also_named(served, config.model.model)
         self.config = config
         self.workers = Workers()
+        self.sessions = Sessions(hub)
         self.seeds = Seeds(config.model.random_seed)
         self.created = int(time.time())
         self.version = __version__

@@ -105,6 +105,7 @@ class Stream:
         self._waiter: asyncio.Future[bool] | None = None
         self._abandoned = False
         self._left = False
+        self.when_left: Callable[[], None] | None = None  # called once, when the caller leaves
 
     @property
     def running(self) -> int:
@@ -173,6 +174,8 @@ class Stream:
         if not self._left:
             self._left = True
             self._leave(self)
+            if self.when_left is not None:
+                self.when_left()
 
     def __enter__(self) -> Stream:
         return self

@@ -111,6 +111,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         priority: larger goes first where priorities are enabled.
         arrival: seconds, `time.time()`, when the api process accepted it.
         deadline: seconds, `time.time()`, after which it is ended with a time-out; 0 for none.
+        session: its pages are held softly under this name after it has ended; "" for not.
         pooling: a vector of the prompt is wanted instead of a text; `max_new_tokens` is then 0.
     """
 
@@ -126,4 +127,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     arrival: float = 0.0
     deadline: float = 0.0
+    session: str = ""
     pooling: PoolingKind | None = None

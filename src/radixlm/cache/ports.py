@@ -39,7 +39,11 @@ class Cache(Protocol):
 
     page_size: int
     pages: int
-    evicted_tokens: int  # since the start
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Since the start."""
+        ...
 
     def match(self, tokens: Ints, namespace: str) -> int:
         """How many leading tokens are in the tree (a multiple of the page size). Pins nothing, touches no recency."""

@@ -19,6 +19,7 @@ from radixlm.wire.link import Inbox, Outbox
 from radixlm.wire.messages import (
     Cancel,
     Drain,
+    EndSession,
     Fault,
     Goodbye,
     Query,
@@ -182,6 +183,8 @@ class EngineLoop:
         elif isinstance(message, Cancel):
             for uid in message.uids:
                 self._scheduler.cancel(uid, message.reason, now)
+        elif isinstance(message, EndSession):
+            self._scheduler.end_session(message.session)
         elif isinstance(message, Drain):
             self._drain_until = now + message.seconds
         else:

@@ -13,6 +13,7 @@ import numpy as np
 from radixlm.base.errors import RadixError
 from radixlm.base.plan import Ints, Outcome, Plan
 from radixlm.base.request import Request
+from radixlm.cache.holds import Holds
 from radixlm.cache.ports import Cache
 from radixlm.schedule.committer import Committer, fault_of
 from radixlm.schedule.gates import PrefixGate
@@ -86,7 +87,7 @@ class Scheduler:
     """
 
     def __init__(self, cache: Cache, settings: Settings, make_ticket: MakeTicket | None = None) -> None:
-        self.cache = cache
+        self.cache = Holds(cache)
         self.settings = settings
         self.counters = Counters()
         self.waiting = WaitingQueue()
@@ -94,14 +95,16 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._rows = Rows(settings.max_running)
         self._estimate = OutputEstimate(settings.conservativeness)
-        gates: list[Gate] = [PrefixGate(cache)]
+        gates: list[Gate] = [PrefixGate(self.cache)]
         self._steering: Steering | None = None
         if make_ticket is not None:
             self._steering = Steering(make_ticket, settings.jump_forward)
             gates.append(self._steering)
-        order = make_order(settings.policy, cache, settings.lpm_max_wait, settings.seed)
-        self._planner = Planner(cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix)
-        self._committer = Committer(cache, self._planner, self._ended, self._steering)
+        order = make_order(settings.policy, self.cache, settings.lpm_max_wait, settings.seed)
+        self._planner = Planner(
+            self.cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix
+        )
+        self._committer = Committer(self.cache, self._planner, self._ended, self._steering)
         self._flights: deque[_Flight] = deque()
         self._look_at_deadlines = 0.0
         self._outbox: list[ToDetokenizer] = []
@@ -180,6 +183,11 @@ class Scheduler:
         if sequence is not None and sequence.finish is None:
             self._close(sequence, Finish("stop"), now)
 
+    def end_session(self, session: str) -> None:
+        """Hold nothing for it any more."""
+        self.cache.drop(session)
+        self._planner.changed()
+
     def cancel_all(self, reason: str, now: float) -> None:
         for uid in list(self._live):
             self.cancel(uid, reason, now)
@@ -215,6 +223,10 @@ class Scheduler:
             return
         if sequence.row >= 0:
             self.running.remove(sequence)
+            if sequence.request.session and sequence.finish is not None and sequence.finish.kind != "abort":
+                self._publish(sequence)
+                computed = sequence.token_array(min(sequence.computed, len(sequence.tokens)))
+                self.cache.hold(sequence.request.session, computed, sequence.request.namespace)
             self._release(sequence)
         del self._live[sequence.uid]
 

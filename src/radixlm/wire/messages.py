@@ -1,6 +1,6 @@
 """This module owns every message on the ring, as tagged frozen structs. One-way: nobody blocks on an answer.
 
-    api  -> engine       Submit, Cancel, Query
+    api  -> engine       Submit, Cancel, Query, EndSession
     engine -> detokenizer Begin, Tokens, Failed, Goodbye
     detokenizer -> engine Stop
     detokenizer -> api    Texts
@@ -99,6 +99,12 @@ class Query(msgspec.Struct, frozen=True, tag="query"):
 
     ticket: int
     what: str
+
+
+class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
+    """Hold nothing under this name any more (see `cache.holds`); unknown names are ignored."""
+
+    session: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
@@ -223,6 +229,6 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     fault: Fault | None = None
 
 
-ToEngine = Submit | Cancel | Query | Drain | Stop
+ToEngine = Submit | Cancel | Query | EndSession | Drain | Stop
 ToDetokenizer = Begin | Tokens | Failed | Goodbye
 ToApi = Texts | Boot | Ready | Reply

@@ -17,7 +17,9 @@ from radixlm.api.protocols.native_form import Generated, Look
 from radixlm.api.protocols.prompts import Prompt, RawPrompt, encode, read_prompts
 from radixlm.api.protocols.requests import requests_for, standing
 from radixlm.api.protocols.sampling import SamplingFields, TextFields, Wish, read_wish
+from radixlm.api.protocols.sessions import read_place
 from radixlm.api.service import Service
+from radixlm.api.sessions import TurnForm
 from radixlm.base.errors import BadRequest
 from radixlm.base.request import LogprobParams
 
@@ -34,7 +36,6 @@ REFUSED = {
     "video_data": "video",
     "audio_data": "audio",
     "lora_path": "adapters",
-    "session_params": "sessions",
     "custom_logit_processor": "code in requests",
     "return_hidden_states": "hidden states",
     "return_routed_experts": "expert routing",
@@ -67,6 +68,7 @@ class NativeFields(msgspec.Struct, kw_only=True, frozen=True):
     priority: int | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    session_params: dict[str, Any] | None = None
 
 
 FIELDS = Reader(NativeFields)
@@ -81,7 +83,15 @@ async def parse(body: Json, service: Service) -> Job:
     raw, many, param = _prompts(body, service)
     wishes = _wishes(_sampling_items(fields, len(raw), many), stream, service)
     _check_total(wishes, param, service)
-    prompts = await encode(service, raw, param, add_special_tokens=fields.add_special_tokens is not False)
+    params = fields.session_params
+    if params is not None and (many or wishes[0].choices != 1):
+        raise BadRequest("a turn of a session is one prompt with one answer", param="session_params")
+    begins = params is None or params.get("rid") is None  # else there is a start token already
+    special = fields.add_special_tokens is not False and begins
+    prompts = await encode(service, raw, param, add_special_tokens=special)
+    place = None if params is None else read_place(params, service)
+    if place is not None:
+        prompts = [Prompt(place.context + prompts[0].tokens)]
     group, rids = _rids(fields.rid, len(raw), many)
     logprobs = _logprob_items(fields, prompts, many, service)
     stands = standing(fields.priority, fields.cache_salt, fields.extra_key)
@@ -95,7 +105,12 @@ async def parse(body: Json, service: Service) -> Job:
         texts=bool(fields.return_text_in_logprobs),
         prompt_ids=bool(fields.return_prompt_token_ids),
     )
-    return Job(tuple(requests), group, stream, Generated(requests, look, service))
+    form = Generated(requests, look, service)
+    if place is None:
+        return Job(tuple(requests), group, stream, form)
+    turn = TurnForm(form, service.sessions, place, group, prompts[0].tokens)
+    request = msgspec.structs.replace(requests[0], session=place.session)
+    return Job((request,), group, stream, turn, left=turn.left)
 
 
 def _prompts(body: Json, service: Service) -> tuple[list[RawPrompt], bool, str]:

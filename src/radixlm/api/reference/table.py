@@ -24,6 +24,7 @@ from radixlm.api.protocols import (
     rerank,
     responses,
     score,
+    sessions,
     tokens,
 )
 from radixlm.api.protocols.fields import Reader
@@ -256,7 +257,12 @@ TABLE: tuple[Entry, ...] = (
         tag="native",
         summary="continue texts or token ids; events repeat the text so far",
         readers=(native.FIELDS,),
-        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS)},
+        more={
+            "text": TEXTS,
+            "input_ids": ID_LISTS,
+            "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS),
+            "session_params": (sessions.TURN,),
+        },
         example={"text": "The capital of France is", "sampling_params": {"max_new_tokens": 8, "temperature": 0}},
         streams=EVENTS,
     ),
@@ -266,7 +272,12 @@ TABLE: tuple[Entry, ...] = (
         tag="native",
         summary="the same as POST",
         readers=(native.FIELDS,),
-        more={"text": TEXTS, "input_ids": ID_LISTS, "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS)},
+        more={
+            "text": TEXTS,
+            "input_ids": ID_LISTS,
+            "sampling_params": (native.SAMPLING, native.TEXT, GRAMMARS),
+            "session_params": (sessions.TURN,),
+        },
         streams=EVENTS,
     ),
     Entry(
@@ -310,6 +321,23 @@ TABLE: tuple[Entry, ...] = (
         tag="native",
         summary="take the reasoning out of a text",
         readers=(parsing.REASONING,),
+    ),
+    Entry(
+        paths="/open_session",
+        method="POST",
+        tag="native",
+        summary="begin a session, whose turns are kept; its name",
+        readers=(sessions.OPEN,),
+        example={"timeout": 600},
+        answer=str,
+    ),
+    Entry(
+        paths="/close_session",
+        method="POST",
+        tag="native",
+        summary="end a session",
+        readers=(sessions.CLOSE,),
+        required=("session_id",),
     ),
     Entry(
         paths="/abort_request",

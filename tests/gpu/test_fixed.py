@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+from pathlib import Path
+
 import pytest
 import torch
 
+import radixlm
 from radixlm.attention.base import LayerSpec
 from radixlm.attention.torch_ref import TorchReference
+from support import tiny
 from support.attention import attended, make_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -77,3 +83,37 @@ def test_it_is_attention() -> None:
         got = attended(FixedAttention(), inputs, pages, spec, torch.float32)
         expected = attended(TorchReference(), inputs, pages, spec, torch.float32)
         assert (got - expected).norm() / expected.norm() < 1e-5
+
+
+def words(directory: Path) -> None:
+    """A word for each id: the engine makes text of them, which nobody reads here."""
+    model = {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(2000)}, "unk_token": "w0"}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def test_an_engine_says_the_same_alone_in_a_batch_cold_and_warm(tmp_path: Path) -> None:
+    """Random bfloat16 weights: near-ties are everywhere, so any difference in a sum shows within a few tokens."""
+    shape = tiny.config(vocab_size=2000, hidden_size=256, num_attention_heads=8, num_key_value_heads=2, head_dim=64)
+    path = tiny.write(tmp_path / "model", shape, tiny.random_weights(shape), tokenizer=words)
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, 2000) for _ in range(rng.choice((5, 90, 300, 700)))] for _ in range(40)]
+    params = {"temperature": 0.0, "max_new_tokens": 48, "ignore_eos": True}
+    options = {
+        "model": str(path),
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "deterministic": True,
+        "max_total_tokens": 60_000,
+    }
+    with radixlm.Engine(**options) as engine:
+        together = [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=params)]
+        warm = [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=params)]
+        alone = [engine.generate(input_ids=prompt, sampling_params=params)["output_ids"] for prompt in prompts[:8]]
+        engine.flush_cache()
+        cold = [engine.generate(input_ids=prompt, sampling_params=params)["output_ids"] for prompt in prompts[:8]]
+    assert warm == together
+    assert alone == together[:8] and cold == together[:8]
+    with radixlm.Engine(**options, disable_cuda_graph=True, chunked_prefill_size=64, page_size=16) as engine:
+        other = [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=params)]
+    assert other == together

@@ -171,6 +171,13 @@ def test_random_weights_are_a_function_of_the_seed(directory: Path) -> None:
     assert text(1) != text(2)
 
 
+def test_deterministic_means_float32_on_a_cpu(directory: Path) -> None:
+    booted = start(directory, device={"deterministic": True}, model={"dtype": "auto"})
+    assert booted.facts.model.dtype == "float32"
+    with pytest.raises(StartupError, match="--deterministic computes in float32 on a CPU, and --dtype is bfloat16"):
+        start(directory, device={"deterministic": True}, model={"dtype": "bfloat16"})
+
+
 def test_a_cache_of_8_bits_needs_a_gpu(directory: Path) -> None:
     with pytest.raises(StartupError, match=r"--kv-cache-dtype fp8_e4m3 needs a GPU"):
         start(directory, cache={"kv_cache_dtype": "fp8_e4m3"})

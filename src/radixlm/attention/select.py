@@ -75,6 +75,7 @@ def choose(
     specs: Sequence[LayerSpec],
     page_size: int,
     kv_dtype: torch.dtype | None = None,
+    deterministic: bool = False,
 ) -> tuple[AttentionBackend, Choice]:
     """The backend called `wanted`, or the best that can serve these layers if it is `auto`.
 
@@ -82,13 +83,18 @@ def choose(
         device: kind of device (cpu, cuda).
         dtype: of activations.
         kv_dtype: of keys and values in the pool; None: that of activations.
+        deterministic: a token's result must depend on its own sequence alone.
 
     Raises:
         StartupError: the wanted one cannot serve, or is not known; the message says why and what can.
     """
-    choice = BACKENDS.select(
-        wanted, lambda entry: objection(entry.capabilities, device, dtype, specs, page_size, kv_dtype or dtype)
-    )
+
+    def object_to(entry: Entry[Capabilities]) -> str | None:
+        if deterministic and not entry.capabilities.deterministic:
+            return "sums in an order that depends on the batch"
+        return objection(entry.capabilities, device, dtype, specs, page_size, kv_dtype or dtype)
+
+    choice = BACKENDS.select(wanted, object_to)
     backend: AttentionBackend = BACKENDS.get(choice.name).load()()
     return backend, choice
 

@@ -126,6 +126,11 @@ class DeviceConfig:
         "auto", "library that compiles grammars; none refuses them", choices=("auto", "llguidance", "none")
     )
     disable_jump_forward: bool = option(False, "sample forced tokens one by one instead of appending them")
+    deterministic: bool = option(
+        False,
+        "the same text alone and in any batch, cached or not; slower (on a CPU: computes in float32)",
+        names=("enable-deterministic-inference",),
+    )
     disable_cuda_graph: bool = option(False, "launch the kernels of decode steps one by one", names=("enforce-eager",))
 
 

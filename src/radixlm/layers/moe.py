@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from radixlm.base.errors import StartupError
 from radixlm.layers.mlp import FeedForward
 from radixlm.layers.norm import RmsNorm
 from radixlm.layers.source import Source
@@ -112,6 +113,10 @@ def build(
             of the sum.
         norm: what the input is normalised by first; only where `Source.fuses_norms`.
     """
+    if source.fixed:
+        raise StartupError(
+            "--deterministic has no kernel for mixtures of experts yet; use a dense model", param="deterministic"
+        )
     router = source.linear([f"{name}.gate"], [spec.experts], hidden)
     mixture: Mixture
     if has_kernels(source.device):

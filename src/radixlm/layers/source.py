@@ -41,14 +41,23 @@ class Source:
 
     Attributes:
         comm: connects the ranks that hold the parts.
+        fixed: products have one order of sums for any number of tokens (see `ops.triton_fixed`).
         parameters: numbers in the checkpoint's tensors so far, whole ones.
         bytes: memory that what was made so far holds here.
     """
 
-    def __init__(self, tensors: Tensors, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE) -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        dtype: torch.dtype,
+        device: torch.device,
+        comm: Comm = ALONE,
+        fixed: bool = False,
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self.comm = comm
+        self.fixed = fixed
         self.parameters = 0
         self.bytes = 0
         self._tensors = tensors
@@ -142,7 +151,7 @@ class Source:
         """
         before = self.bytes
         weight = self.tensor(f"{name}.weight", outputs, inputs, part=self.part(1, inputs, units))
-        part = linear_ops.make(weight, self._first_bias(name, outputs) if bias else None)
+        part = linear_ops.make(weight, self._first_bias(name, outputs) if bias else None, fixed=self.fixed)
         self.bytes = before + part.bytes
         return RowLinear(part, self.comm) if summed and self.comm.size > 1 else part
 
@@ -158,13 +167,13 @@ class Source:
         if self.comm.size == 1:
             return self.linear([name], [vocab], width)
         before = self.bytes
-        part = linear_ops.make(self._vocabulary(f"{name}.weight", vocab, width))
+        part = linear_ops.make(self._vocabulary(f"{name}.weight", vocab, width), fixed=self.fixed)
         self.bytes = before + part.bytes
         return GatheredLinear(part, vocab, self.comm)
 
     def tied(self, table: torch.Tensor, vocab: int) -> Linear:
         """The same with the table of an `embedding`, which serves both."""
-        made = linear_ops.make(table)
+        made = linear_ops.make(table, fixed=self.fixed)
         if isinstance(made, linear_ops.PackedLinear):  # a copy, beside the tensor
             self.bytes += made.bytes
         return made if self.comm.size == 1 else GatheredLinear(made, vocab, self.comm)
@@ -183,7 +192,10 @@ class Source:
         weights = [self.tensor(f"{name}.weight", size, inputs, part=part) for name, size, part in each]
         biases = [self.tensor(f"{name}.bias", size, part=part) for name, size, part in each if bias]
         made = linear_ops.make(
-            weights[0] if len(weights) == 1 else torch.cat(weights), torch.cat(biases) if biases else None, norm
+            weights[0] if len(weights) == 1 else torch.cat(weights),
+            torch.cat(biases) if biases else None,
+            norm,
+            fixed=self.fixed,
         )
         self.bytes = before + made.bytes
         return made

@@ -89,11 +89,20 @@ class Family(Protocol):
     def context_length(self, config: Mapping[str, Any]) -> int: ...
 
     def build(
-        self, config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm
+        self,
+        config: Mapping[str, Any],
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        comm: Comm,
+        fixed: bool,
     ) -> Model:
         """The model, or with several ranks this rank's part of it.
 
+        Args:
+            fixed: every sum has one order, whatever else is computed in the step.
+
         Raises:
-            StartupError: it cannot be cut into so many parts, or its weights are broken.
+            StartupError: it cannot be cut into so many parts or has no fixed order, or its weights are broken.
         """
         ...

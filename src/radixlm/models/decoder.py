@@ -134,13 +134,19 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        comm: Comm = ALONE,
+        fixed: bool = False,
     ) -> None:
         refuse_uneven(spec, comm.size)
         self.layers = tuple(_share(layer, comm) for layer in spec.attention)
         self.vocab_size = spec.vocab_size
         self.hidden_size = spec.hidden_size
-        source = Source(weights, dtype, device, comm)
+        source = Source(weights, dtype, device, comm, fixed)
         # A checkpoint of the bare decoder names its tensors without the prefix.
         prefix = "" if source.has("embed_tokens.weight") else "model."
         self._embedding = source.embedding(

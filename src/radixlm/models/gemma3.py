@@ -30,9 +30,14 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def build(
-    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+    config: Mapping[str, Any],
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    comm: Comm = ALONE,
+    fixed: bool = False,
 ) -> Decoder:
-    return Decoder(spec(config), weights, dtype, device, comm)
+    return Decoder(spec(config), weights, dtype, device, comm, fixed)
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -34,13 +34,23 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def build(
-    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+    config: Mapping[str, Any],
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    comm: Comm = ALONE,
+    fixed: bool = False,
 ) -> HfModel:
     if comm.size > 1:
         raise StartupError(
             f"--tensor-parallel-size is {comm.size}, and models that run through transformers, like this one, cannot "
             "be cut into parts: use 1",
             param="tensor_parallel_size",
+        )
+    if fixed:
+        raise StartupError(
+            "--deterministic has no products of its own for models that run through transformers, like this one",
+            param="deterministic",
         )
     return HfModel(config, weights, dtype, device)
 

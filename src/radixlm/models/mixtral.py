@@ -33,11 +33,16 @@ def context_length(config: Mapping[str, Any]) -> int:
 
 
 def build(
-    config: Mapping[str, Any], weights: Weights, dtype: torch.dtype, device: torch.device, comm: Comm = ALONE
+    config: Mapping[str, Any],
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    comm: Comm = ALONE,
+    fixed: bool = False,
 ) -> Decoder:
     made = spec(config)
     assert made.moe is not None
-    return Decoder(made, experts.ExpertWeights(weights, made.moe.experts, NAMES), dtype, device, comm)
+    return Decoder(made, experts.ExpertWeights(weights, made.moe.experts, NAMES), dtype, device, comm, fixed)
 
 
 def spec(config: Mapping[str, Any]) -> DecoderSpec:

@@ -45,3 +45,11 @@ def mixtures() -> ModuleType:
     from radixlm.ops import triton_moe
 
     return triton_moe
+
+
+@functools.cache
+def fixed_products() -> ModuleType:
+    """The module of products with one order of sums, on a machine where Triton is `available`."""
+    from radixlm.ops import triton_fixed
+
+    return triton_fixed

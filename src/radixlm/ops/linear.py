@@ -174,6 +174,36 @@ class GpuLinear:
         return y
 
 
+class FixedLinear:
+    """For a GPU: results of a token that do not depend on how many others there are (see `triton_fixed`)."""
+
+    __slots__ = ("_bias", "_norm", "_weight", "bytes")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, norm: Norm | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._norm = norm
+        self.bytes = _bytes(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = gpu.fixed_products().product(
+            x if self._norm is None else self._norm(x), self._weight, self._bias
+        )
+        return y
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual.add_(self(x))
+
+    def gated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return gated(self(x), activation)
+
+    def activated(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return activation.apply(self(x))
+
+    def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return self(x).mul_(factor)
+
+
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN multiplies this dtype natively here."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -188,12 +218,17 @@ def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and gpu.available()
 
 
-def make(weight: torch.Tensor, bias: torch.Tensor | None = None, norm: Norm | None = None) -> Linear:
+def make(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, norm: Norm | None = None, *, fixed: bool = False
+) -> Linear:
     """The fastest implementation for weight [out, in] (and bias [out]) on the device where it lies.
 
     Args:
         norm: normalises x first; only where `has_kernels`.
+        fixed: sums have one order for any number of tokens; GPUs with Triton alone.
     """
+    if fixed:
+        return FixedLinear(weight, bias, norm)
     if has_kernels(weight.dtype, weight.device):
         return GpuLinear(weight, bias, norm)
     assert norm is None

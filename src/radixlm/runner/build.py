@@ -81,7 +81,8 @@ def build(
         seed = config.model.random_seed or 0
         opened = open_weights(checkpoint, config.model.load_format, seed, device.torch_device)
         weights = CountedWeights(opened, journal.report)
-        model = family.build(checkpoint.config, weights, dtype, device.torch_device, comm)
+        fixed = config.device.deterministic and device.kind == "cuda"
+        model = family.build(checkpoint.config, weights, dtype, device.torch_device, comm, fixed)
     with journal.stage("memory"):
         kv_dtype = _kv_dtype(config, dtype, device, journal)
         extend, decode, page_size, page_reason = _attention(
@@ -128,7 +129,15 @@ def build(
 
 
 def _dtype(config: Config, checkpoint: Checkpoint, device: Device, journal: Journal) -> torch.dtype:
-    if config.model.dtype != "auto":
+    if config.device.deterministic and device.kind == "cpu":
+        # Its products have other orders of sums for other batches; in float32 that decides no token.
+        if config.model.dtype not in ("auto", "float32"):
+            raise StartupError(
+                f"--deterministic computes in float32 on a CPU, and --dtype is {config.model.dtype}: leave one out",
+                param="deterministic",
+            )
+        dtype, reason = torch.float32, "--deterministic"
+    elif config.model.dtype != "auto":
         dtype, reason = _named(config.model.dtype), "asked for"
     else:
         stored = checkpoint.config.get("torch_dtype")
@@ -174,7 +183,13 @@ def _attention(
             for wanted in (config.prefill_attention_backend, config.decode_attention_backend):
                 found.append(
                     choose_attention(
-                        wanted or config.attention_backend, device.kind, dtype, model.layers, size, kv_dtype
+                        wanted or config.attention_backend,
+                        device.kind,
+                        dtype,
+                        model.layers,
+                        size,
+                        kv_dtype,
+                        config.deterministic and device.kind == "cuda",
                     )
                 )
         except StartupError as error:

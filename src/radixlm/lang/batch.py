@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from radixlm.lang.backends.base import Backend
@@ -70,12 +71,10 @@ class Batch:
             pool = stack.enter_context(ThreadPoolExecutor(self._threads, thread_name_prefix="radixlm-batch"))
             never = threading.Semaphore(0)
             waiting = iter(self._items)
-            states = [
-                self._start(pool, item, never, done) for item, _ in zip(waiting, range(self._limit), strict=False)
-            ]
+            states = [self._start(pool, item, never, done) for item in islice(waiting, self._limit)]
             while states:
                 yield _finished(states.pop(0))
-                states += [self._start(pool, item, never, done) for item, _ in zip(waiting, range(1), strict=False)]
+                states += [self._start(pool, item, never, done) for item in islice(waiting, 1)]
 
     def _start(
         self, pool: ThreadPoolExecutor, item: Mapping[str, Any], free: threading.Semaphore, done: Any

@@ -102,7 +102,9 @@ class _Replay:
             return
         root.close()
         wanted = [self._slot(hole) for hole in holes(self._graph.result) if isinstance(hole, Variable)]
-        root.executor.push(Do(partial(_return, root, wanted, self._filled), "", (Future(),)))
+        answer: Slot = Future()
+        answer.add_done_callback(partial(_pass_on, root))
+        root.executor.push(Do(partial(_result, wanted, self._filled), "", (answer,)))
 
     def _step(self, number: int, state: ProgramState, op: Any, where: str) -> None:
         before = dict(state.slots)
@@ -171,10 +173,14 @@ async def _compute(slots: Sequence[Slot], work: Any, target: Slot, executor: Exe
     executor.fill(target, "", Value(work()))
 
 
-async def _return(root: ProgramState, slots: Sequence[Slot], filled: Any, executor: Executor) -> None:
-    try:
-        await _ready(slots)
-    except ProgramError as error:
+async def _result(slots: Sequence[Slot], filled: Any, executor: Executor) -> Any:
+    await _ready(slots)
+    return filled()
+
+
+def _pass_on(root: ProgramState, answer: Slot) -> None:
+    """What the program returned, or why there is nothing."""
+    if (error := answer.exception()) is not None:
         root.returned.set_exception(error)
-        raise
-    root.returned.set_result(filled())
+    else:
+        root.returned.set_result(answer.result().value)

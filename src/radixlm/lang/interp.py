@@ -199,32 +199,29 @@ class Executor:
         if self._task is None and self._queue and not self._held:
             self._task = self.run.home.loop.create_task(self._work())
             self.run.tasks.add(self._task)
+            self._task.add_done_callback(self._rest)
+
+    def _rest(self, task: asyncio.Task[None]) -> None:
+        """The task has ended, perhaps before its first step, and perhaps with something new in the queue."""
+        self.run.tasks.discard(task)
+        self._task = None
+        if task.cancelled():
+            self.fail(ProgramError("the program ended before this was done"))
+        self._wake()
 
     async def _work(self) -> None:
-        task = self._task
-        assert task is not None
-        try:
-            while self._queue:
-                do = self._queue.popleft()
-                if self.error is None:
-                    await self._guarded(do)
-                if self.error is not None:
-                    for slot in do.slots:
-                        _refuse(slot, self.error)
-        finally:
-            self.run.tasks.discard(task)
-            self._task = None
-
-    async def _guarded(self, do: Do) -> None:
-        try:
-            await self._do(do)
-        except asyncio.CancelledError:
-            task = self._task
-            if task is not None:
-                task.uncancel()
-            self.fail(ProgramError("the program ended before this was done", do.where))
-        except Exception as error:
-            self.fail(at_line(error, do.where))
+        while self._queue:
+            do = self._queue.popleft()
+            if self.error is None:
+                try:
+                    await self._do(do)
+                except asyncio.CancelledError:
+                    self.fail(ProgramError("the program ended before this was done", do.where))
+                except Exception as error:
+                    self.fail(at_line(error, do.where))
+            if self.error is not None:
+                for slot in do.slots:
+                    _refuse(slot, self.error)
 
     async def _do(self, do: Do) -> None:
         node = do.node

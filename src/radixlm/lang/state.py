@@ -51,8 +51,6 @@ class ProgramState(Writer):
         """Put a node into the queue."""
         if self._closed:
             raise ProgramError(f"the state cannot be extended any more: {self._closed}", where)
-        if self.executor.error is not None:
-            raise self.executor.error
         try:
             self.standing.take(node)
             self.run.backend.check(node, chat=self.standing.chat)
@@ -181,8 +179,6 @@ class ProgramState(Writer):
         """States that go on from here."""
         if self._closed:
             raise ProgramError(f"a finished state cannot be forked: {self._closed}", where)
-        if self.executor.error is not None:
-            raise self.executor.error
         executors = [Executor(self.run, held=True) for _ in range(number)]
         self.executor.branch(executors, where)
         return [ProgramState(self.run, one, self.slots, self.standing.copy()) for one in executors]

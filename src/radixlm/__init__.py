@@ -24,10 +24,10 @@ __version__ = "0.1.0"
 
 #: Words of the front-end language (`radixlm.lang`) that are at hand here as well.
 _WORDS = (
-    "Function", "ProgramError", "ProgramState", "RuntimeEndpoint", "assistant", "assistant_begin", "assistant_end",
-    "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "image", "select",
-    "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "user", "user_begin",
-    "user_end",
+    "Anthropic", "Function", "OpenAI", "ProgramError", "ProgramState", "RuntimeEndpoint", "assistant",
+    "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info",
+    "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin", "system_end", "user",
+    "user_begin", "user_end",
 )  # fmt: skip
 
 __all__ = ["Config", "Engine", "__version__", *_WORDS]  # noqa: PLE0604

@@ -194,7 +194,7 @@ def greedy_reader(s: Any, a: Any, how: str) -> None:
     if how == "f-string":
         s += f"hello {a}"
     elif how == "format":
-        s += "hello {}".format(s["x"])  # noqa: UP032  the other way to make a text of it
+        s += "hello {}".format(s["x"])
     elif how == "if":
         s += "b" if a else "c"
     elif how == "equals":

@@ -11,7 +11,9 @@ with radixlm.Engine(model="smollm2") as engine:
 
 from __future__ import annotations
 
+from radixlm.lang.backends.anthropic import Anthropic
 from radixlm.lang.backends.base import Scheduling
+from radixlm.lang.backends.openai import OpenAI
 from radixlm.lang.backends.server import RuntimeEndpoint
 from radixlm.lang.errors import ProgramError, TraceError
 from radixlm.lang.group import ForkGroup
@@ -37,8 +39,8 @@ from radixlm.lang.program import Function, function
 from radixlm.lang.state import ProgramState
 
 __all__ = [
-    "ForkGroup", "Function", "ProgramError", "ProgramState", "RuntimeEndpoint", "Scheduling", "TraceError",
-    "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string",
-    "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system", "system_begin",
-    "system_end", "user", "user_begin", "user_end",
+    "Anthropic", "ForkGroup", "Function", "OpenAI", "ProgramError", "ProgramState", "RuntimeEndpoint", "Scheduling",
+    "TraceError", "assistant", "assistant_begin", "assistant_end", "flush_cache", "function", "gen", "gen_int",
+    "gen_string", "get_server_info", "image", "select", "separate_reasoning", "set_default_backend", "system",
+    "system_begin", "system_end", "user", "user_begin", "user_end",
 ]  # fmt: skip

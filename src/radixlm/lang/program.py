@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, overload
 
+from radixlm.base.errors import NotServed
 from radixlm.lang import batch
 from radixlm.lang.backends.base import Backend
 from radixlm.lang.errors import ProgramError, at_line, caller
@@ -108,6 +109,10 @@ class Function:
 
     def start(self, backend: Backend, defaults: Params, *, stream: bool = False) -> ProgramState:
         """A fresh state to run the program in."""
+        try:
+            backend.check_params(defaults)
+        except NotServed as error:
+            raise at_line(error, caller()) from error
         spec = self.num_api_spec_tokens if backend.metered else None
         run = Run(home(), backend, defaults, stream, spec or 0)
         return ProgramState(run, Executor(run))

@@ -94,6 +94,11 @@ class Backend(ABC):
         for ability in _needs(node, chat):
             if ability not in self.can:
                 raise NotServed(f"{self.name} cannot do {ABILITIES[ability]}")
+        if isinstance(node, Gen):
+            self.check_params(node.params)
+
+    def check_params(self, params: Params) -> None:  # noqa: B027  most take all of them
+        """Raise `NotServed` for a sampling parameter that cannot be passed on."""
 
     @abstractmethod
     async def generate(self, prompt: Prompt, params: Params) -> list[Answer]:

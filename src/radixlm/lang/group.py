@@ -48,8 +48,10 @@ class ForkGroup(Generic[S]):
                 raise ProgramError(f"{len(other)} expressions for {len(self._states)} states of a fork", where)
             items = list(other)
         elif callable(other):
-            if len(inspect.signature(other).parameters) != 1:
-                raise ProgramError("a function given to a fork takes one argument, the state's index", where)
+            try:
+                inspect.signature(other).bind(0)
+            except TypeError:
+                raise ProgramError("a function given to a fork takes one argument, the state's index", where) from None
             items = [_called(other, index) for index in range(len(self._states))]
         else:
             items = [other] * len(self._states)

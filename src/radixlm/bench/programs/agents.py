@@ -36,7 +36,7 @@ def react_agents(words: Words, size: Size) -> Workload:
 
 def generative_agents(words: Words, size: Size) -> Workload:
     """Four kinds of question about many events; people come again."""
-    templates = [f"Task {i}: {words.text(150)}" for i in range(4)]
+    templates = [f"Task {i}: {words.text(300)}" for i in range(4)]
     people = words.texts(6, 30)
     items = [
         {

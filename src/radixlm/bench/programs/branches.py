@@ -66,5 +66,5 @@ def skeleton(words: Words, size: Size) -> Workload:
 
 def llm_judge(words: Words, size: Size) -> Workload:
     head = f"Judge an essay by several measures, then merge.\n{words.text(120)}"
-    items = [{"instructions": head, "essay": words.text(300)} for _ in range(size.count(8))]
+    items = [{"instructions": head, "essay": words.text(500)} for _ in range(size.count(8))]
     return Workload("judge", "judge: branch, solve, merge over four measures", judge, items)

@@ -1,5 +1,5 @@
-"""JSON out of many texts: `python examples/extract_json.py`. The program writes the keys, the model the values, so that
-what comes out can always be read; examples and keys are computed once for all texts.
+"""JSON out of many texts: `python examples/extract_json.py`. A schema holds the model to it, so that what comes out can
+always be read; the instructions are computed once for all texts.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ TEXTS = [
     "Ada Lovelace, born in London in 1815, wrote the first program.",
     "Alan Turing was born in London in 1912.",
 ]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "place": {"type": "string", "maxLength": 40},
+        "born": {"type": "integer", "minimum": 1000, "maximum": 2100},
+        "century": {"enum": ["18th", "19th", "20th"]},
+    },
+    "required": ["name", "place", "born", "century"],
+    "additionalProperties": False,
+}
 
 
 @rl.function
 def extract(s: Any, text: str) -> Any:
-    s += "Extract who it is about.\n\nText: Isaac Newton was born in Woolsthorpe in 1642.\n"
-    s += 'JSON: {"name": "Isaac Newton", "place": "Woolsthorpe", "century": "17th"}\n\n'
-    s += "Text: " + text + "\nJSON: "
-    with s.var_scope("json"):
-        for i, key in enumerate(("name", "place")):
-            s += f'{", " if i else "{"}"{key}": "' + rl.gen(key, max_tokens=16, stop=['"', "\n"]) + '"'
-        s += ', "century": "' + rl.select("century", ["17th", "18th", "19th", "20th"]) + '"}'
-    return parsed(s["json"])
-
-
-def parsed(text: str) -> dict[str, str]:
-    try:
-        return dict(json.loads(text))
-    except json.JSONDecodeError:  # a value with a stray backslash
-        return dict(json.loads(text.replace("\\", "")))
+    s += rl.system("You extract facts as JSON with the keys name, place, born and century.")
+    s += rl.user(text)
+    s += rl.assistant(rl.gen("json", max_tokens=128, json_schema=SCHEMA))
+    return json.loads(s["json"])
 
 
 if __name__ == "__main__":

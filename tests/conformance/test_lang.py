@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import pytest
 
 import radixlm as rl
 from radixlm import Engine
-from radixlm.base.errors import RadixError
 from support import tiny
 from support.live import Server
 from support.words import encode
@@ -120,20 +120,28 @@ def test_openai_refuses_what_it_cannot_do(server: Server) -> None:
     assert begun.run(backend=extended, top_k=1, **GREEDY)["town"] == native["town"]
 
 
-def test_grammars_are_the_servers_business(engine: Engine, server: Server) -> None:
-    """They are passed on. A server that has none says so, and the program's line is told."""
+def test_grammars_hold_everywhere(engine: Engine, server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 
     @rl.function
-    def number(s: Any) -> None:
-        s += "One and one is" + rl.gen("x", regex=" [0-9]{1,3}")
+    def form(s: Any) -> None:
+        s += rl.user("A number, please.")
+        s += rl.assistant(rl.gen("json", json_schema=schema, max_tokens=24))
+        s += rl.user("And another.")
+        s += rl.assistant(rl.gen("number", regex="[0-9]{1,3}"))
 
-    for backend in (engine, server.url):
-        state = number.run(backend=backend, **GREEDY)
-        error = state.error()
-        if error is None:
-            assert state["x"].strip().isdigit()
-        else:
-            assert isinstance(error.__cause__, RadixError) and error.where.startswith(__file__)
+    here = form.run(backend=engine, **GREEDY)
+    assert json.loads(here["json"])["a"] in (1, 2) and here["number"].isdigit()
+    for backend in (server.url, rl.OpenAI(url=server.url, extensions=True)):
+        there = form.run(backend=backend, **GREEDY)
+        assert (there["json"], there["number"]) == (here["json"], here["number"])
+
+    @rl.function
+    def broken(s: Any) -> None:
+        s += "a" + rl.gen("x", regex="(")
+
+    error = broken.run(backend=server.url).error()
+    assert error is not None and error.status == 400 and error.where.startswith(__file__)
 
 
 def record(fields: str, period: int = tiny.PERIOD) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -226,6 +228,23 @@ def test_several_texts_logprobs_and_reasoning(engine: Engine) -> None:
     assert len(state["several"]) == 3 and f"<think>{state['several'][0]} " in state.text()
     assert len(state.get_meta_info("scored")["output_top_logprobs"]) == 6
     assert state["answer"] and state["answer_reasoning_content"] == ""
+
+
+def test_grammars(engine: Engine) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += "Numbers: " + rl.gen_int("int") + " " + rl.gen("float", dtype=float) + " " + rl.gen("bool", dtype=bool)
+        s += " " + rl.gen("regex", regex="[ab]{3,5}!") + rl.gen("json", json_schema=schema)
+
+    state = program.run(backend=engine, temperature=0, max_new_tokens=40)
+    assert state.error() is None
+    int(state["int"])
+    float(state["float"])
+    assert state["bool"] in ("True", "False") and re.fullmatch("[ab]{3,5}!", state["regex"])
+    assert json.loads(state["json"])["a"] in (1, 2)
+    assert program.compile(engine).run(temperature=0, max_new_tokens=40).text() == state.text()
 
 
 def test_programs_call_programs(engine: Engine) -> None:

@@ -338,6 +338,7 @@ class Executor:
     async def _select(self, node: Select, slots: Sequence[Slot]) -> None:
         backend, number = self.run.backend, self.run.number
         alone = node.method == "unconditional_likelihood_normalized"
+        await self.commit()  # what the choices share: one step for it, one for all of them
         async with backend.gate.turn(number):
             scored = await backend.score(self.content.prompt(number), node.choices, alone=alone)
         self._fresh = 0

@@ -32,6 +32,8 @@ def make_app(backend: Any) -> Starlette:
                     yield piece
             except rl.ProgramError as error:
                 yield f"\n[{error.message}]"
+            finally:
+                state.cancel()  # a client that has gone needs no more of it
 
         return StreamingResponse(body(), media_type="text/plain; charset=utf-8")
 

@@ -144,6 +144,25 @@ def test_grammars_hold_everywhere(engine: Engine, server: Server) -> None:
     assert error is not None and error.status == 400 and error.where.startswith(__file__)
 
 
+def test_a_model_that_can_talk(real: Server) -> None:
+    """Turns share all tokens before them, the model's own words included; the likeliest choice is the right one."""
+
+    @rl.function
+    def tour(s: Any) -> None:
+        s += rl.user("What is the capital of France?")
+        s += rl.assistant(rl.gen("first", max_tokens=32))
+        s += rl.user("And of Italy?")
+        s += rl.assistant("It is" + rl.select("city", [" Oslo", " Rome", " Tokyo"]) + rl.gen("rest", max_tokens=8))
+
+    state = tour.run(backend=real.url, temperature=0)
+    assert "Paris" in state["first"] and state["city"] == " Rome"
+    first, rest = state.get_meta_info("first"), state.get_meta_info("rest")
+    said = first["prompt_tokens"] + first["completion_tokens"]
+    assert rest["cached_tokens"] >= said - 2
+    answer = real.chat(messages=state.messages()[:1], max_tokens=32)
+    assert answer["choices"][0]["message"]["content"] == state["first"]
+
+
 def record(fields: str, period: int = tiny.PERIOD) -> str:
     """A text of exactly one period of the repeater."""
     text = fields

@@ -312,6 +312,30 @@ def test_what_the_program_raises_ends_its_states() -> None:
     assert backend.now == 0, "calls of a program that has ended go on"
 
 
+def test_a_run_can_be_cancelled(engine: Engine) -> None:
+    @rl.function
+    def endless(s: Any) -> None:
+        s += "a"
+        forks = s.fork(3)
+        forks += rl.gen("x", max_tokens=8000, ignore_eos=True)
+        forks.join()
+        s += rl.gen("y")
+
+    state = endless.run(backend=engine, stream=True, temperature=0)
+    next(state.text_iter())
+    while engine.stats()["running"] < 3:
+        time.sleep(0.01)
+    state.cancel()
+    with pytest.raises(ProgramError, match=r"test_lang_programs.py:\d+: the program was cancelled"):
+        list(state.text_iter())
+    with pytest.raises(ProgramError, match="cancelled"):
+        state["y"]
+    limit = time.monotonic() + 5
+    while engine.stats()["running"]:
+        assert time.monotonic() < limit, "calls of a cancelled program go on"
+        time.sleep(0.01)
+
+
 def test_ten_thousand_states_are_cheap() -> None:
     """No thread for a state: they start within 2 s, live within 1 GiB, and all of them wait at once."""
     backend = Held(Scheduling(limit=20_000))

@@ -384,38 +384,3 @@ def _refuse(slot: Slot, error: ProgramError) -> None:
 async def _end(executor: Executor) -> None:
     assert executor.tape is not None
     executor.tape.say(None)
-
-
-async def _nothing(executor: Executor) -> None:
-    return None
-
-
-async def _done(executors: Sequence[Executor]) -> None:
-    """Wait until everything queued in them is done. Raises what failed."""
-    await asyncio.gather(*(asyncio.wrap_future(executor.ask(_nothing)) for executor in executors))
-
-
-async def append_all(children: Sequence[Executor], parent: Executor) -> None:
-    """Append the texts of states of a fork, in order."""
-    await _done(children)
-    for child in children:
-        parent.take_over(child)
-
-
-async def gather_all(
-    children: Sequence[Executor],
-    names: Sequence[str],
-    found: Sequence[Sequence[Slot]],
-    mine: Sequence[Slot],
-    parent: Executor,
-) -> None:
-    """Fill the variables of a parent with lists of those of its fork.
-
-    Args:
-        found: for each name the slots of the states that have it.
-        mine: for each name the parent's slot.
-    """
-    await _done(children)
-    for name, slots, slot in zip(names, found, mine, strict=True):
-        values = [await asyncio.wrap_future(one) for one in slots]
-        parent.fill(slot, name, Value([v.value for v in values], {"states": [v.meta for v in values]}))

@@ -16,8 +16,9 @@ from typing import Any
 from radixlm.lang import reading
 from radixlm.lang.errors import ProgramError, at_line, caller
 from radixlm.lang.group import ForkGroup
-from radixlm.lang.interp import Do, Executor, Run, Slot, Value, append_all, gather_all
+from radixlm.lang.interp import Do, Executor, Run, Slot, Value
 from radixlm.lang.ir import Expr, Gen, Reasoning, ScopeBegin, Select
+from radixlm.lang.joins import append_all, gather_all
 from radixlm.lang.reasoning import marks
 from radixlm.lang.writer import Standing, Writer
 
@@ -197,6 +198,14 @@ class ProgramState(Writer):
         found = [[slots[name] for slots in made if name in slots] for name in names]
         mine = tuple(self.declare(name) for name in names)
         self.executor.push(Do(partial(gather_all, executors, names, found, mine), where, (Future(), *mine)))
+
+    def cancel(self) -> None:
+        """End the whole run: calls in flight are given up, and whatever is read afterwards raises. For streams whose
+        reader has gone.
+        """
+        self.close("it was cancelled")
+        self.run.home.call(self.executor.fail, ProgramError("the program was cancelled", caller()))
+        self.run.home.call(self.run.cancel)
 
     def close(self, why: str = "the program has ended") -> None:
         """Nothing more will be appended; streams end when all that was is done. Reading goes on."""

@@ -21,17 +21,21 @@ class Held(Backend):
 
     Args:
         fail: raised in place of an answer.
+        says: its answers; the most tokens that were asked for if not given.
     """
 
     name, can = "a held backend", frozenset(ABILITIES)
 
-    def __init__(self, scheduling: Scheduling | None = None, fail: Exception | None = None) -> None:
+    def __init__(
+        self, scheduling: Scheduling | None = None, fail: Exception | None = None, says: str | None = None
+    ) -> None:
         super().__init__(scheduling)
         self.open = asyncio.Event()
         self.prompts: list[Prompt] = []
         self.prefilled: list[Prompt] = []
         self.most = self.now = 0
         self._fail = fail
+        self._says = says
 
     async def generate(self, prompt: Prompt, params: Params) -> list[Answer]:
         self.prompts.append(prompt)
@@ -43,7 +47,8 @@ class Held(Backend):
             self.now -= 1
         if self._fail is not None:
             raise self._fail
-        return [Answer(f"<{params.max_new_tokens}>")] * (params.n or 1)
+        text = f"<{params.max_new_tokens}>" if self._says is None else self._says
+        return [Answer(text)] * (params.n or 1)
 
     async def stream(self, prompt: Prompt, params: Params) -> AsyncIterator[Answer]:
         (answer,) = await self.generate(prompt, params)

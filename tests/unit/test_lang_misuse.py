@@ -163,7 +163,7 @@ MISUSES: list[tuple[Callable[..., None], str]] = [
     (nothing_returned, "None was appended to a state"),
     (a_number, "not by int"),
     (image_outside_a_role, "an image belongs to a message"),
-    (unknown_reasoning, "model_type is 'parrot'"),
+    (unknown_reasoning, "model_type: there is no format 'parrot'"),
     (another_state_in_a_fork, "cannot be replaced by another one"),
 ]
 

@@ -230,6 +230,29 @@ def test_several_texts_logprobs_and_reasoning(engine: Engine) -> None:
     assert state["answer"] and state["answer_reasoning_content"] == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "thought", "answer"),
+    [
+        ("<think>hm, 2</think>\n\nTwo.", "qwen3", "hm, 2", "Two."),
+        ("hm, 2</think>Two.", "auto", "hm, 2", "Two."),
+        ("<think>never done", "deepseek-r1", "never done", ""),
+        (" Two.", "auto", "", " Two."),
+        ("◁think▷hm◁/think▷Two.", "kimi", "hm", "Two."),
+    ],
+)
+def test_reasoning_is_put_aside(text: str, kind: str, thought: str, answer: str) -> None:
+    backend = Held(says=text)
+    home().call(backend.open.set)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.user("What?") + rl.assistant("So: " + rl.separate_reasoning(rl.gen("a") + " Done.", kind))
+
+    state = program.run(backend=backend)
+    assert (state["a_reasoning_content"], state["a"]) == (thought, answer)
+    assert state.messages()[-1]["content"] == f"So: {answer} Done."
+
+
 def test_grammars(engine: Engine) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 

@@ -139,7 +139,7 @@ def separate_reasoning(expr: Any, model_type: str = "auto") -> Reasoning:
     """Texts generated in `expr` are stored without their reasoning, which goes to `<name>_reasoning_content`.
 
     Args:
-        model_type: how the model marks its reasoning (`lang.reasoning.MARKS`).
+        model_type: a format of reasoning by name, as `--reasoning-parser` takes it; "auto" for `<think>`.
     """
     return Reasoning(tuple(flat(expr)), model_type)
 

@@ -1,35 +1,31 @@
-"""This module owns the separation of a text into the model's reasoning and its answer."""
+"""This module owns the separation of a text into the model's reasoning and its answer, by the parsers of chats."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from radixlm.base.errors import StartupError
+from radixlm.base.request import Parsing
 from radixlm.lang.errors import ProgramError
+from radixlm.text.parsers.choose import reasoning_named
+from radixlm.text.parsers.engine import markers, parse
 
-#: Kind of model -> (mark before its reasoning, mark behind it).
-MARKS: Mapping[str, tuple[str, str]] = {
-    "auto": ("<think>", "</think>"),
-    "deepseek-r1": ("<think>", "</think>"),
-    "qwen3": ("<think>", "</think>"),
-    "glm45": ("<think>", "</think>"),
-    "kimi": ("◁think▷", "◁/think▷"),
-}
+#: The form that most models write.
+AUTO = "think"
 
 
-def marks(model_type: str) -> tuple[str, str]:
-    if model_type not in MARKS:
-        raise ProgramError(f"model_type is {model_type!r}; reasoning is known of {', '.join(MARKS)}")
-    return MARKS[model_type]
+def form(model_type: str) -> str:
+    """The format of reasoning that goes by a name. Raises `ProgramError` if there is none."""
+    try:
+        return reasoning_named(AUTO if model_type == "auto" else model_type, "model_type")
+    except StartupError as error:
+        raise ProgramError(error.message) from None
 
 
 def split(text: str, model_type: str) -> tuple[str, str]:
-    """(reasoning, answer). The first mark may be missing: some templates write it. Without the second one, a text that
-    has the first is all reasoning, and any other is all answer.
-    """
-    begin, end = marks(model_type)
-    head, opened, rest = text.partition(begin)
-    body = rest if opened and not head.strip() else text
-    thought, closed, answer = body.partition(end)
-    if closed:
-        return thought.strip(), answer.lstrip()
-    return (thought.strip(), "") if body is rest and opened else ("", text)
+    """(reasoning, answer). The mark at the beginning may be missing: some templates write it."""
+    parsing = Parsing(reasoning=form(model_type))
+    words = markers(parsing)
+    if len(words) == 2 and words[0] not in text and words[1] in text:
+        parsing = Parsing(reasoning=parsing.reasoning, thinking=True)
+    pieces = parse(text, parsing)
+    thought, answer = ("".join(piece.text for piece in pieces if piece.kind == kind) for kind in ("reasoning", "text"))
+    return thought.strip(), answer.lstrip() if thought else answer

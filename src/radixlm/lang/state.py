@@ -19,7 +19,7 @@ from radixlm.lang.group import ForkGroup
 from radixlm.lang.interp import Do, Executor, Run, Slot, Value
 from radixlm.lang.ir import Expr, Gen, Reasoning, ScopeBegin, Select
 from radixlm.lang.joins import append_all, gather_all
-from radixlm.lang.reasoning import marks
+from radixlm.lang.reasoning import form
 from radixlm.lang.writer import Standing, Writer
 
 REASONING = "_reasoning_content"
@@ -59,7 +59,7 @@ class ProgramState(Writer):
             raise at_line(error, where) from error
         slots: list[Slot] = []
         if isinstance(node, Reasoning):
-            marks(node.model_type)
+            form(node.model_type)
             if self.run.stream:
                 raise ProgramError(
                     "separate_reasoning is not for streams: what is reasoning is known at its end", where

@@ -17,6 +17,7 @@ from radixlm import Engine
 from radixlm.base.errors import Unavailable
 from radixlm.lang import ProgramError, Scheduling
 from radixlm.lang.home import home
+from support.live import until
 from support.programs import Held, null_engine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6}
@@ -214,6 +215,8 @@ def test_chats_fork_and_join(engine: Engine) -> None:
     assert state.text() == engine.decode(
         engine.render(state.messages(), add_generation_prompt=False), skip_special_tokens=False
     )
+    stream = program.run(backend=engine, stream=True, **GREEDY)
+    assert "".join(stream.text_iter()) == state.text()
 
 
 def test_several_texts_logprobs_and_reasoning(engine: Engine) -> None:
@@ -329,10 +332,7 @@ def test_what_the_program_raises_ends_its_states() -> None:
     assert state.error() is not None
     with pytest.raises(KeyError):
         _ = state.ret_value
-    until = time.monotonic() + 5
-    while backend.now and time.monotonic() < until:
-        time.sleep(0.01)
-    assert backend.now == 0, "calls of a program that has ended go on"
+    until(lambda: backend.now == 0, what="the end of an ended program's calls")
 
 
 def test_a_run_can_be_cancelled(engine: Engine) -> None:
@@ -346,17 +346,13 @@ def test_a_run_can_be_cancelled(engine: Engine) -> None:
 
     state = endless.run(backend=engine, stream=True, temperature=0)
     next(state.text_iter())
-    while engine.stats()["running"] < 3:
-        time.sleep(0.01)
+    until(lambda: engine.stats()["running"] == 3, what="calls of all forks")
     state.cancel()
     with pytest.raises(ProgramError, match=r"test_lang_programs.py:\d+: the program was cancelled"):
         list(state.text_iter())
     with pytest.raises(ProgramError, match="cancelled"):
         state["y"]
-    limit = time.monotonic() + 5
-    while engine.stats()["running"]:
-        assert time.monotonic() < limit, "calls of a cancelled program go on"
-        time.sleep(0.01)
+    until(lambda: not engine.stats()["running"], what="the end of a cancelled program's calls")
 
 
 def test_ten_thousand_states_are_cheap() -> None:
@@ -399,7 +395,7 @@ def test_no_program_keeps_another_waiting() -> None:
 
     wide.run(backend=backend)
     state = late.run(backend=backend, stream=True)
-    time.sleep(0.05)
+    until(lambda: backend.gate.waiting == 2, what="a call of each program that waits")
     home().call(backend.open.set)
     state.sync()
     order = [prompt.text for prompt in backend.prompts]

@@ -22,6 +22,11 @@ class Gate:
         self._busy: Counter[int] = Counter()
         self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
 
+    @property
+    def waiting(self) -> int:
+        """Programs with calls that are not let through yet."""
+        return len(self._waiting)
+
     @asynccontextmanager
     async def turn(self, program: int) -> AsyncIterator[None]:
         await self._enter(program)

@@ -97,24 +97,13 @@ class Executor:
     """Works off the queue of one state.
 
     Args:
-        held: do nothing before `adopt` is called: the content comes from somewhere else.
+        held: do nothing yet: the content comes from a state that hands it over (`branch`).
     """
 
     __slots__ = (
-        "_ahead",
-        "_base",
-        "_fresh",
-        "_held",
-        "_new",
-        "_queue",
-        "_said",
-        "_scopes",
-        "_task",
-        "content",
-        "error",
-        "run",
+        "_ahead", "_base", "_fresh", "_held", "_new", "_queue", "_said", "_scopes", "_task", "content", "error", "run",
         "tape",
-    )
+    )  # fmt: skip
 
     def __init__(self, run: Run, *, held: bool = False) -> None:
         self.run = run
@@ -233,12 +222,12 @@ class Executor:
             await self._select(node, do.slots)
         elif isinstance(node, RoleBegin):
             self.content.begin(node.role)
-            await self._catch_up()
+            await self.catch_up()
         elif isinstance(node, RoleEnd):
             if self._ahead is not None:
                 self._ahead.drop()
             self.content.end()
-            await self._catch_up()
+            await self.catch_up()
         elif isinstance(node, ScopeBegin):
             self._scopes[node.name] = ([], do.slots[0])
         elif isinstance(node, ScopeEnd):
@@ -274,7 +263,7 @@ class Executor:
         for texts, _ in self._scopes.values():
             texts.append(text)
 
-    async def _catch_up(self) -> None:
+    async def catch_up(self) -> None:
         """Put what the chat template writes around a message on the tape."""
         self._fresh += 1
         if self.tape is None:

@@ -22,6 +22,8 @@ async def append_all(children: Sequence[Executor], parent: Executor) -> None:
     await _done(children)
     for child in children:
         parent.take_over(child)
+    if parent.content.messages:
+        await parent.catch_up()
 
 
 async def gather_all(

@@ -19,7 +19,6 @@ from radixlm.lang.backends.base import Answer, Backend
 from radixlm.lang.errors import ProgramError, at_line
 from radixlm.lang.home import Home
 from radixlm.lang.ir import (
-    Commit,
     Expr,
     Gen,
     Image,
@@ -237,8 +236,6 @@ class Executor:
             self.content.append(node)
         elif isinstance(node, Reasoning):
             await self._reason(node, do.slots)
-        elif isinstance(node, Commit):
-            await self.commit()
         elif not isinstance(node, Expr):
             value = await node(self)
             if do.slots and not do.slots[0].done():

@@ -96,11 +96,6 @@ class Reasoning(Expr):
     model_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Commit(Expr):
-    """Compute the prompt so far, so that whoever goes on from here finds it in the cache."""
-
-
 def flat(value: Any) -> Iterator[Expr]:
     """The nodes of whatever may be appended.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -28,6 +29,8 @@ class Home:
         self.backend: Backend | None = None
         self.kept: Any = None  # what the default backend was given as: an engine must not go away meanwhile
         self.numbers = itertools.count(1)
+        self._due: deque[Callable[[], None]] = deque()
+        self._told = False  # the loop has been told to look at `_due`
         self._thread = threading.Thread(target=self._serve, name="radixlm-lang", daemon=True)
         self._thread.start()
 
@@ -38,6 +41,18 @@ class Home:
     def call(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Call something on the loop, soon."""
         self.loop.call_soon_threadsafe(work, *arguments)
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """As `call`, for what comes in crowds: the loop is told once for all that is due."""
+        self._due.append(work)
+        if not self._told:
+            self._told = True
+            self.loop.call_soon_threadsafe(self._do_due)
+
+    def _do_due(self) -> None:
+        self._told = False  # first: what is put in from here on tells the loop again
+        while self._due:
+            self._due.popleft()()
 
     def wait(self, future: Future[Any]) -> Any:
         """The result of what the loop works on. Refused on the loop itself, which would wait for ever."""

@@ -125,7 +125,7 @@ class Executor:
         """Put something into the queue. A text alone wakes nobody: it is of use to what comes after it."""
         self._queue.append(do)
         if type(do.node) is not Text or self.tape is not None:
-            self.run.home.call(self._wake)
+            self.run.home.soon(self._wake)
 
     def ask(self, question: Callable[[Executor], Awaitable[Any]], where: str = "") -> Future[Value]:
         """The answer to a question, asked when all that is queued is done."""

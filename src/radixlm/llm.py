@@ -148,12 +148,23 @@ class Engine:
         data: list[dict[str, Any]] = self._wait(self._scores(body))["data"]
         return data
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the model's answer."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer; the arguments are those of the chat route."""
         template = self._service.served.template
         if template is None:
             raise BadRequest("this model has no chat template; give --chat-template or use generate", param="messages")
-        return self._service.tokenizer.encode_pieces(template.render(list(messages)).pieces)
+        rendered = template.render(
+            list(messages),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return self._service.tokenizer.encode_pieces(rendered.pieces)
 
     # ---- vectors
 

@@ -20,7 +20,7 @@ LAYERS = {
     "schedule": 4, "runner": 4,
     "engine": 5, "text": 5,
     "api": 6, "client": 6,
-    "launch": 7, "llm": 7, "bench": 7, "cli": 7, "__init__": 7, "__main__": 7,
+    "launch": 7, "llm": 7, "lang": 7, "bench": 7, "cli": 7, "__init__": 7, "__main__": 7,
 }  # fmt: skip
 
 #: Arrows that stay within a layer. Everything else points down.
@@ -28,8 +28,9 @@ WITHIN = {
     ("config", "base"), ("observe", "base"), ("observe", "config"),
     ("memory", "ops"),
     ("layers", "attention"), ("models", "layers"), ("models", "attention"),
-    ("llm", "launch"), ("bench", "llm"), ("bench", "launch"), ("cli", "launch"), ("cli", "llm"), ("cli", "bench"),
-    ("__main__", "cli"), ("__init__", "llm"),
+    ("llm", "launch"), ("bench", "llm"), ("bench", "launch"), ("bench", "lang"), ("lang", "llm"),
+    ("cli", "launch"), ("cli", "llm"), ("cli", "bench"),
+    ("__main__", "cli"), ("__init__", "llm"), ("__init__", "lang"),
 }  # fmt: skip
 
 #: Who may not know whom, although the layers would allow it.
@@ -53,6 +54,7 @@ NO_TORCH = {
     "api",
     "client",
     "launch",
+    "lang",
     "cli",
 }
 
@@ -103,7 +105,8 @@ def test_no_torch_where_none_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["radixlm", "radixlm.cli.main", "radixlm.api.app", "radixlm.text.worker", "radixlm.launch.main"]
+    "module",
+    ["radixlm", "radixlm.cli.main", "radixlm.api.app", "radixlm.text.worker", "radixlm.launch.main", "radixlm.lang"],
 )
 def test_light_modules_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"

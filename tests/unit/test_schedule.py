@@ -59,6 +59,23 @@ def test_tokens_do_not_depend_on_scheduling(policy: str, pages: int, page_size: 
     assert counts["free"] + counts["evictable"] == counts["total"]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("new", [0, 1])
+def test_a_row_is_handed_on_without_the_page_writes_of_its_last_sequence(new: int, depth: int) -> None:
+    """Sequences that end with the step that computes their prompt: where one finds its prefix published by another, its
+    table is told to follow, and by then the row may be somebody else's.
+    """
+    driver = make_driver(depth=depth, max_running=4)
+    rng = random.Random(new)
+    stem = prompt(20)
+    for uid in range(200):
+        driver.submit(uid, stem[: rng.randrange(1, 20)] + prompt(rng.randrange(1, 3), uid % 5), new)
+        if rng.random() < 0.3:
+            driver.step()
+    driver.run()
+    driver.scheduler.cache.audit()
+
+
 def test_without_a_tree_nothing_is_reused_and_nothing_leaks() -> None:
     driver = make_driver(cache=NoCache(700, 1), depth=2)
     asked = storm(driver, seed=3)

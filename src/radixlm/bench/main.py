@@ -19,6 +19,10 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
             "radixlm.bench.offline",
             "throughput of an engine in this process, with and without the radix cache",
         ),
+        "programs": (
+            "radixlm.bench.programs.main",
+            "programs that call a model many times, with and without each part of the system",
+        ),
         "one-batch": ("radixlm.bench.one_batch", "latency of the steps of one batch, beside the floor of this machine"),
     }
 )

@@ -37,7 +37,7 @@ VERBS: Final[Mapping[str, Verb]] = types.MappingProxyType(
         "doctor": Verb(
             "radixlm.cli.doctor", "doctor [MODEL]", "this machine, the backends chosen and why, a memory plan"
         ),
-        "bench": Verb("radixlm.bench.main", "bench KIND", "measure: one-batch, offline, serve"),
+        "bench": Verb("radixlm.bench.main", "bench KIND", "measure: serve, offline, one-batch, programs"),
         "env": Verb("radixlm.cli.report", "env", "versions and settings, to paste into a bug report"),
         "completion": Verb(
             "radixlm.cli.completion", "completion", "a script that completes verbs and flags in the shell"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,7 @@ class Client:
         api_key: sent as a bearer token.
         timeout: seconds of silence after which a request is given up. A stream may last longer.
         connect_timeout: seconds to establish a connection.
+        headers: further ones for every request.
         tls: context for https; the system's certificates if none is given.
     """
 
@@ -45,6 +46,7 @@ class Client:
         timeout: float = 600.0,
         connect_timeout: float = 10.0,
         tls: ssl.SSLContext | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._address = Address(url)
         self._timeout = timeout
@@ -57,10 +59,11 @@ class Client:
             "Accept-Encoding: identity",
             "User-Agent: radixlm",
             *([f"Authorization: Bearer {api_key}"] if api_key else []),
+            *(f"{name}: {value}" for name, value in (headers or {}).items()),
         ]
         self._fields = "\r\n".join(fields)
-        if not self._fields.isascii() or "\n" in (api_key or "") or "\r" in (api_key or ""):
-            raise BadRequest("the API key and the URL must be plain ASCII of one line", param="api_key")
+        if not self._fields.isascii() or any(set("\r\n") & set(field) for field in fields):
+            raise BadRequest("the API key, the URL and headers must be plain ASCII of one line", param="api_key")
 
     @property
     def url(self) -> str:

@@ -91,6 +91,10 @@ class Planner:
             if index < sequence.known_pages:
                 self._writes.add(sequence.row, index, [page])
 
+    def released(self, row: int) -> None:
+        """A sequence gave its row back."""
+        self._writes.forget(row)
+
     def changed(self) -> None:
         """Somebody came, left, or was paused: the next plan is made anew, not moved on from the last."""
         self._steady = None

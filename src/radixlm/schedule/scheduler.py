@@ -247,6 +247,7 @@ class Scheduler:
         assert lease is not None
         self._publish(sequence)
         self.cache.close(lease)
+        self._planner.released(sequence.row)
         self._rows.give(sequence.row)
         sequence.lease = None
         sequence.row = -1

@@ -25,6 +25,14 @@ class Writes:
         self._firsts.append(first)
         self._runs.append(run)
 
+    def forget(self, row: int) -> None:
+        """Its sequence has left: what was still to be written would hit the row's next one."""
+        if row in self._rows:
+            kept = [i for i, other in enumerate(self._rows) if other != row]
+            self._rows = [self._rows[i] for i in kept]
+            self._firsts = [self._firsts[i] for i in kept]
+            self._runs = [self._runs[i] for i in kept]
+
     def take(self) -> tuple[Ints, Ints, Ints]:
         """(rows, columns, numbers) of everything added since the last time, an entry per number."""
         if not self._rows:

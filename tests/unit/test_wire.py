@@ -42,7 +42,10 @@ REQUEST = Request(
 )  # fmt: skip
 
 EXAMPLES: dict[Any, list[Any]] = {
-    m.ToEngine: [m.Submit(REQUEST), m.Cancel((1, 2), "gone"), m.Query(3, "stats"), m.Drain(1.5), m.Stop(2**62)],
+    m.ToEngine: [
+        m.Submit(REQUEST), m.Cancel((1, 2), "gone"), m.Query(3, "stats"), m.EndSession("s"), m.Drain(1.5),
+        m.Stop(2**62),
+    ],
     m.ToDetokenizer: [
         m.Begin(1, 3, REQUEST.text),
         m.Tokens(b"\1" * 8, b"\2" * 4, [m.Extra(1, SCORES, SCORES, m.Finish("stop", "x"), STATS), m.Extra(2)]),

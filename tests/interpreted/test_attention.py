@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,6 +22,19 @@ SPECS = {
     "window": LayerSpec(heads=2, kv_heads=1, head_dim=16, scale=0.25, window=40),
     "capped": LayerSpec(heads=2, kv_heads=2, head_dim=16, scale=0.25, soft_cap=5.0),
 }
+
+
+def test_a_captured_decode_step_has_no_dense_prompts() -> None:
+    """It tells the host nothing of its rows; every one of them has a context all the same."""
+    from radixlm.attention.cudnn import CudnnAttention
+
+    spec = SPECS["gqa"]
+    told, pages = make_step([(17, 1), (130, 1), (0, 1)], 1, torch.device("cpu"))
+    captured = replace(told, row_ids=(), starts=(), lengths=(1,) * 3)
+    backend = CudnnAttention()
+    got = attended(backend, captured, pages, spec, torch.float32)
+    expected = attended(TorchReference(), told, pages, spec, torch.float32)
+    assert (got - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

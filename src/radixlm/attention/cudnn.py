@@ -59,7 +59,11 @@ class CudnnAttention:
         self._paged = TritonAttention()
 
     def plan(self, inputs: StepInputs, pool: KVPool) -> CudnnPlan:
-        """New sequences come last in a step: the dense prompts are those at its end."""
+        """New sequences come last in a step: the dense prompts are those at its end. A decode step has none, and if it
+        is to be captured it says nothing of starts.
+        """
+        if inputs.decode:
+            return CudnnPlan(inputs, len(inputs.slots), self._paged.plan(inputs, pool), ())
         spans = len(inputs.starts)
         while spans and inputs.starts[spans - 1] == 0 and inputs.lengths[spans - 1] >= DENSE:
             spans -= 1

@@ -28,8 +28,8 @@ CAPABILITIES = Capabilities(
 LOG2E = 1.4426950408889634
 
 
-#: Partial results that are merged at once.
-PARTS = 8
+#: Partial results that are merged at once: most often all there are.
+PARTS = 32
 
 
 @dataclass(slots=True, eq=False)

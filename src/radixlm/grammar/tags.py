@@ -32,7 +32,7 @@ def parse_tag(text: str) -> StructuralTag:
     try:
         body = msgspec.json.decode(text)
         if isinstance(body, dict) and "format" in body and "structures" not in body:
-            raise GrammarError("structural tags with `format` need the backend xgrammar (--grammar-backend xgrammar)")
+            raise GrammarError("structural tags with `format` are not served; give `structures` and `triggers`")
         tag = msgspec.convert(body, StructuralTag)
     except msgspec.MsgspecError as error:
         raise GrammarError(f"the structural tag is malformed: {error}") from None

@@ -155,3 +155,19 @@ def test_hostile_grammars_are_answered_in_bounded_time_and_memory(name: str) -> 
     assert time.monotonic() - started < 10
     assert longest < 2
     assert process.memory_info().rss - before < 500 << 20
+
+
+class Panic(BaseException):
+    """What a panic of a library in Rust looks like from here."""
+
+
+def test_a_panic_of_the_library_ends_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def compile(self, grammar: Grammar) -> None:
+            raise Panic
+
+    compiler = make()
+    monkeypatch.setattr(module.select, "load", lambda name, vocabulary: Broken())
+    for text in ("a", "b", "c"):  # more than there are threads
+        with pytest.raises(GrammarError, match="could not be compiled: Panic"):
+            wait(compiler, "regex", text)

@@ -195,7 +195,7 @@ class Compiler:
             job.compiled = select.load(job.key[0], self._vocabulary()).compile(job.grammar)
         except RadixError as error:
             job.error = error
-        except Exception as error:
+        except BaseException as error:  # a panic of a library in Rust is no `Exception`, and this thread has to go on
             log.exception("a grammar could not be compiled")
             job.error = GrammarError(f"the grammar could not be compiled: {type(error).__name__}")
         with self._lock:

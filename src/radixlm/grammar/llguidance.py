@@ -10,18 +10,23 @@ if they could merge with what follows).
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import llguidance
 import msgspec
 import numpy as np
 from llguidance.gbnf_to_lark import any_to_lark
 
+from radixlm.base.errors import RadixError
 from radixlm.base.request import Grammar
 from radixlm.grammar import check, tags
 from radixlm.grammar.base import GrammarError, SchemaError, Vocabulary, Words
 from radixlm.grammar.expression import quoted, translated
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Limits of one matcher. A mask that needs more fuel than this ends its request, after some 10 ms.
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
@@ -68,6 +73,21 @@ class LLCompiled:
         return LLGuidanceMatcher(self._matcher.deep_copy())
 
 
+def _contained(method: Callable[P, R]) -> Callable[P, R]:
+    """A panic of the library's Rust code, which is no `Exception`, ends the request and not the engine."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(*args, **kwargs)
+        except (RadixError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise GrammarError(f"the grammar broke its library: {type(error).__name__}") from error
+
+    return call
+
+
 class LLGuidanceMatcher:
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self._matcher = matcher
@@ -79,6 +99,7 @@ class LLGuidanceMatcher:
             return True
         return False
 
+    @_contained
     def accept(self, token: int) -> bool:
         # Asked first: consuming a token that is not allowed would look like any other failure.
         if self._matcher.validate_tokens([token]) != 1:
@@ -88,21 +109,25 @@ class LLGuidanceMatcher:
             self._check()
         return True
 
+    @_contained
     def fill_mask(self, words: Words) -> None:
         assert words.flags.c_contiguous
         assert words.dtype == np.int32
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
 
+    @_contained
     def forced(self) -> list[int]:
         tokens = self._matcher.compute_ff_tokens()
         self._check()
         return tokens
 
+    @_contained
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)
         self._check()
 
+    @_contained
     def fork(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._matcher.deep_copy())
 
@@ -121,7 +146,9 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
             eos_token=list(vocabulary.eos_ids) or None,
             slices=llguidance.LLTokenizer.json_slices(),
         )
-    except Exception as error:  # the library raises no narrower class
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # it raises no narrower class, and panics of its Rust code are no `Exception`
         raise GrammarError(f"this model's tokenizer does not work with llguidance: {error}") from None
 
 

@@ -186,8 +186,18 @@ def test_usage_2_streams_always_end(plain: Server) -> None:
             assert len(finishes(chunks, index)) == 1
 
 
-@pytest.mark.skip(reason="needs tool calls and a reasoning parser, which are not served yet")
-def test_usage_2_streams_of_tool_calls_and_reasoning_end() -> None: ...
+@pytest.mark.parametrize("most", [3, 80])
+def test_usage_2_streams_of_tool_calls_end(plain: Server, most: int) -> None:
+    """Whole calls, and calls that the limit cuts."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "boolean"}}}}}
+    chunks = plain.chat_stream("Hi", tools=[tool], tool_choice="required", max_tokens=most)
+    assert len(finishes(chunks)) == 1 and finishes(chunks)[0] in ("tool_calls", "length")
+
+
+@pytest.mark.parametrize("most", [3, 80])
+def test_usage_2_streams_of_reasoning_end(thinker: Server, most: int) -> None:
+    chunks = thinker.chat_stream("Hi", max_tokens=most)
+    assert len(finishes(chunks)) == 1 and finishes(chunks)[0] in ("stop", "length")
 
 
 def test_usage_2_streams_that_stop_by_themselves_end(repeater: Server) -> None:

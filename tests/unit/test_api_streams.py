@@ -183,10 +183,10 @@ def test_a_stream_that_fails_half_way_ends_with_an_error_and_without_done(
     api: Api, path: str, body: dict[str, Any]
 ) -> None:
     api.engine.trouble = lambda request, said: Fault(500, "model_error", "not a number") if said == 3 else None
+    api.engine.pace = 0.05  # news that come together would be told together
     answer = api.post(path, {**body, "stream": True})
     assert answer.status == 200 and "[DONE]" not in answer.events
-    # What came before it may be one event: news that nobody has taken yet is told together.
-    assert answer.events[-1]["error"]["message"] == "not a number" and len(answer.events) > 1
+    assert answer.events[-1]["error"]["message"] == "not a number" and len(answer.events) > 2
     assert api.engine.requests and not api.engine.running
 
 

@@ -355,15 +355,11 @@ def test_a_run_can_be_cancelled(engine: Engine) -> None:
     until(lambda: not engine.stats()["running"], what="the end of a cancelled program's calls")
 
 
-#: CPU seconds. Alone on two cores it takes some 2; in a test run the other core is never idle.
-SECONDS = 4.0
-
-
 def test_ten_thousand_states_are_cheap() -> None:
     """No thread for a state: they start within 2 s, live within 1 GiB, and all of them wait at once."""
     process = psutil.Process()
     taken: list[float] = []
-    while not taken or (min(taken) >= SECONDS and len(taken) < 3):  # on a busy machine the same work takes longer
+    while not taken or (min(taken) >= 2.0 and len(taken) < 3):  # on a busy machine the same work takes longer
         backend = Held(Scheduling(limit=20_000))
         states: list[Any] = []
 
@@ -383,7 +379,7 @@ def test_ten_thousand_states_are_cheap() -> None:
         assert process.memory_info().rss - before < 1 << 30
         home().call(backend.open.set)
         assert {state["x"] for state in states} == {"<128>"}
-    assert min(taken) < SECONDS, taken
+    assert min(taken) < 2.0, taken
 
 
 def test_no_program_keeps_another_waiting() -> None:

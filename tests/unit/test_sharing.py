@@ -176,10 +176,10 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("groups", [1, 16, 64, 128])
-def test_grouping_256_rows_takes_a_millisecond_at_most_or_two_on_a_busy_machine(groups: int) -> None:
+def test_grouping_256_rows_takes_less_than_a_millisecond(groups: int) -> None:
     leases = batch(256, groups, 2048, 128)
     assert saving(shared_prefixes(leases, 1)) == (256 - groups) * 2048
-    assert cpu_seconds(lambda: shared_prefixes(leases, 1)) < 2e-3
+    assert cpu_seconds(lambda: shared_prefixes(leases, 1)) < 1e-3
 
 
 def test_a_batch_that_shares_nothing_costs_next_to_nothing() -> None:

@@ -48,7 +48,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def said(self) -> dict[str, Any]:
         """What was said, by name."""
-        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        found: dict[str, Any] = msgspec.to_builtins(self)  # which leaves out what has its default
+        return found
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -86,19 +85,12 @@ class Sharing:
         return self._groups
 
 
-@dataclass(slots=True)
-class _Node:
-    """A place where paths part, while it is walked through: `pages` deep, with what is undecided among its rows."""
-
-    pages: int
-    inside: list[Group]
-
-
 def _ordered(leases: Seq[Lease], sharers: list[list[int]], page_size: int, least: int) -> list[tuple[int, int]]:
     """(row, pages in common with the row before it) in the order of a walk through the tree: the rows below a node are
     neighbours. The rows of each list share at least `least` pages, those of different lists less.
     """
     order: list[tuple[int, int]] = []
+    lengths = [lease.published // page_size for lease in leases]
     rest = [(rows, 0) for rows in sharers]
     same = least
     while rest:
@@ -107,15 +99,14 @@ def _ordered(leases: Seq[Lease], sharers: list[list[int]], page_size: int, least
             order.append((rows[0], before))
             continue
         # All others leave the path of the longest one somewhere; those that leave it last come next.
-        head = max(rows, key=lambda row: leases[row].published)
+        head = max(rows, key=lengths.__getitem__)
         order.append((head, before))
         path, low = leases[head].pages, max(before, least)
         branches: dict[tuple[int, int], list[int]] = {}
         for row in rows:
             if row == head:
                 continue
-            lease = leases[row]
-            pages, length = lease.pages, lease.published // page_size
+            pages, length = leases[row].pages, lengths[row]
             same = _common(path, pages, low, length, same)
             # A row that ends on the path is a branch of its own.
             branch = pages[same] if same < length else ~row
@@ -134,32 +125,35 @@ def _common(a: list[int], b: list[int], low: int, high: int, guess: int) -> int:
 def _partition(order: list[tuple[int, int]]) -> list[Group]:
     """Groups by the cost model from rows in walking order: the intervals of equal prefixes are the tree's nodes."""
     final: list[Group] = []
-    above = [_Node(0, [])]  # nodes around the current row, outermost first
-    for i, (row, _) in enumerate(order):
-        same = order[i + 1][1] if i + 1 < len(order) else 0
+    # Nodes around the current row, outermost first: how many pages deep each is, and what is undecided among its rows.
+    depths, insides = [0], list[list[Group]]([[]])
+    after = [same for _, same in order[1:]]
+    for (row, _), same in zip(order, [*after, 0], strict=True):
         undecided: list[Group] = [([row], 0)]
-        while above[-1].pages > same:
-            node = above.pop()
-            undecided = _join(node.inside + undecided, node.pages, final)
-        if above[-1].pages < same:
-            above.append(_Node(same, undecided))
+        while depths[-1] > same:
+            undecided = _join(insides.pop() + undecided, depths.pop(), final)
+        if depths[-1] < same:
+            depths.append(same)
+            insides.append(undecided)
         else:
-            above[-1].inside += undecided
-    final += [group for group in above[0].inside if len(group[0]) > 1]
+            insides[-1] += undecided
+    final += [group for group in insides[0] if len(group[0]) > 1]
     return final
 
 
 def _join(groups: list[Group], pages: int, final: list[Group]) -> list[Group]:
     """Decide at a node. What stays undecided is returned, what is better off by itself goes to `final`."""
     joining: list[Group] = []
+    together: list[int] = []
     gain = 0
-    for rows, own in groups:
-        gains = len(rows) * pages - (len(rows) - 1) * own
+    for group in groups:
+        rows, own = group
+        count = len(rows)
+        gains = count * pages - (count - 1) * own
         if gains > 0:
-            joining.append((rows, own))
+            joining.append(group)
+            together += rows
             gain += gains
         else:
-            final.append((rows, own))
-    if gain <= pages:
-        return joining
-    return [([row for rows, _ in joining for row in rows], pages)]
+            final.append(group)
+    return joining if gain <= pages else [(together, pages)]

@@ -165,13 +165,16 @@ def test_the_same_batch_gets_the_same_object() -> None:
     assert Sharing(1, False).groups(leases) == ()
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    """Of the calling thread, the best of some tries: what it would take on a core of its own."""
-    best = 1.0
-    for _ in range(40):
+def cpu_seconds(call: Callable[[], object], enough: float) -> float:
+    """Of the calling thread, the best of some tries: what it would take on a core of its own. As long as the best is
+    not `enough`, somebody may be busy beside us: then it is tried for some seconds more.
+    """
+    best, tries, until = 1.0, 0, time.monotonic() + 5.0
+    while tries < 40 or (best >= enough and time.monotonic() < until):
         start = time.thread_time()
         call()
         best = min(best, time.thread_time() - start)
+        tries += 1
     return best
 
 
@@ -179,13 +182,13 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 def test_grouping_256_rows_takes_less_than_a_millisecond(groups: int) -> None:
     leases = batch(256, groups, 2048, 128)
     assert saving(shared_prefixes(leases, 1)) == (256 - groups) * 2048
-    assert cpu_seconds(lambda: shared_prefixes(leases, 1)) < 1e-3
+    assert cpu_seconds(lambda: shared_prefixes(leases, 1), 1e-3) < 1e-3
 
 
 def test_a_batch_that_shares_nothing_costs_next_to_nothing() -> None:
     leases = batch(256, 256, 2048, 128)
     sharing = Sharing(1, True)
-    assert cpu_seconds(lambda: shared_prefixes(leases, 1)) < 2e-4
+    assert cpu_seconds(lambda: shared_prefixes(leases, 1), 2e-4) < 2e-4
     assert cpu_seconds(lambda: sharing.groups(leases)) < 1e-4  # the batch has not changed
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import numpy as np
 
@@ -57,7 +58,12 @@ def shared_prefixes(
     saving = sum((len(rows) - 1) * pages for rows, pages in groups) * page_size
     if saving < least_saving:
         return ()
-    return tuple(SharedPrefix(np.array(sorted(rows), np.int32), pages * page_size) for rows, pages in groups)
+    members = np.array([row for rows, _ in groups for row in sorted(rows)], np.int32)
+    ends = accumulate(len(rows) for rows, _ in groups)
+    return tuple(
+        SharedPrefix(members[end - len(rows) : end], pages * page_size)
+        for (rows, pages), end in zip(groups, ends, strict=True)
+    )
 
 
 class Sharing:
@@ -102,6 +108,11 @@ def _ordered(leases: Seq[Lease], sharers: list[list[int]], page_size: int, least
         head = max(rows, key=lengths.__getitem__)
         order.append((head, before))
         path, low = leases[head].pages, max(before, least)
+        if len(rows) == 2:  # they part once, and nothing is left to sort
+            other = rows[rows[0] == head]
+            same = _common(path, leases[other].pages, low, lengths[other], same)
+            order.append((other, same))
+            continue
         branches: dict[tuple[int, int], list[int]] = {}
         for row in rows:
             if row == head:

@@ -13,11 +13,14 @@ import pytest
 from radixlm.wire.messages import Fault
 from support.server import Api, Call, parse_events, tokenizer
 
-PROMPT = {"model": "tiny", "prompt": "Say it:", "max_tokens": 100, "ignore_eos": True}
+PROMPT = {"model": "tiny", "prompt": "Say it:", "max_tokens": 100, "ignore_eos": True, "seed": 3}
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", PROMPT),
-    ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}),
-    ("/generate", {"text": "Say it:"}),
+    (
+        "/v1/chat/completions",
+        {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "seed": 3},
+    ),
+    ("/generate", {"text": "Say it:", "sampling_params": {"seed": 3}}),
 ]
 
 
@@ -182,8 +185,8 @@ def test_no_comments_where_they_are_switched_off() -> None:
 def test_a_stream_that_fails_half_way_ends_with_an_error_and_without_done(
     api: Api, path: str, body: dict[str, Any]
 ) -> None:
-    api.engine.trouble = lambda request, said: Fault(500, "model_error", "not a number") if said == 3 else None
-    api.engine.pace = 0.05  # news that come together would be told together
+    api.engine.trouble = lambda request, said: Fault(500, "model_error", "not a number") if said == 8 else None
+    api.engine.pace = 0.01  # news that come together would be told together
     answer = api.post(path, {**body, "stream": True})
     assert answer.status == 200 and "[DONE]" not in answer.events
     assert answer.events[-1]["error"]["message"] == "not a number" and len(answer.events) > 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import time
@@ -359,7 +360,9 @@ def test_ten_thousand_states_are_cheap() -> None:
     """No thread for a state: they start within 2 s, live within 1 GiB, and all of them wait at once."""
     process = psutil.Process()
     taken: list[float] = []
-    while not taken or (min(taken) >= 2.0 and len(taken) < 3):  # on a busy machine the same work takes longer
+    gc.collect()
+    gc.freeze()  # what other tests of this process keep is not looked through again and again
+    while not taken or (min(taken) >= 2.0 and len(taken) < 6):  # on a busy machine the same work takes longer
         backend = Held(Scheduling(limit=20_000))
         states: list[Any] = []
 
@@ -379,6 +382,7 @@ def test_ten_thousand_states_are_cheap() -> None:
         assert process.memory_info().rss - before < 1 << 30
         home().call(backend.open.set)
         assert {state["x"] for state in states} == {"<128>"}
+    gc.unfreeze()
     assert min(taken) < 2.0, taken
 
 

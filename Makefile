@@ -43,9 +43,10 @@ format: setup
 	$(BIN)/ruff format .
 
 test: setup lint types
+	@# A worker that dies ends the run at once (a restarted one has been seen to wait for work for ever).
 	@# GPU kernels under Triton's interpreter, which has to be chosen before anything imports Triton.
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) tests/interpreted
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m 'not slow and not gpu and not peers' --ignore tests/interpreted $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(JOBS) --max-worker-restart 0 tests/interpreted
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --max-worker-restart 0 -m 'not slow and not gpu and not peers' --ignore tests/interpreted $(ARGS)
 
 unit: setup
 	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/rules $(ARGS)

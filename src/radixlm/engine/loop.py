@@ -107,16 +107,19 @@ class EngineLoop:
 
     def run(self) -> None:
         """Work until drained. Blocks without polling while there is nothing to do."""
-        while True:
-            idle = self._scheduler.idle
-            if idle and self._drain_until is not None:
-                break
-            if idle and self._watchdog is not None:
-                self._watchdog.rest()
-            for message in self._inbox.receive(None if idle else NAP if self._stalled else 0):
-                self._handle(message)
-            self._flush()
-            self._stalled = not self._scheduler.idle and not self._turn()
+        try:
+            while not (self._scheduler.idle and self._drain_until is not None):
+                idle = self._scheduler.idle
+                if idle and self._watchdog is not None:
+                    self._watchdog.rest()
+                for message in self._inbox.receive(None if idle else NAP if self._stalled else 0):
+                    self._handle(message)
+                self._flush()
+                self._stalled = not self._scheduler.idle and not self._turn()
+        finally:
+            # Whoever runs the loop in a process of their own goes on: nobody may watch for a step that never comes.
+            if self._watchdog is not None:
+                self._watchdog.close()
         self._to_text.send(Goodbye())
 
     def _turn(self) -> bool:

@@ -47,7 +47,8 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stopped.is_set():
             self._resumed.wait()  # an idle engine costs nothing, its watchdog included
-            self._stopped.wait(min(self._seconds / 4, 5.0))
+            if self._stopped.wait(min(self._seconds / 4, 5.0)):
+                return
             last = self._last
             if last is not None and time.monotonic() - last > self._seconds:
                 log.critical("a step has been running for over %g s; stacks of all threads follow", self._seconds)

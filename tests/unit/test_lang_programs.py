@@ -6,8 +6,10 @@ import asyncio
 import gc
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -133,6 +135,41 @@ def test_streams_say_the_same(engine: Engine, program: Any) -> None:
     assert "".join(text for text, _ in pairs) == whole[name] and pairs[-1][1]["completion_tokens"] > 0
     assert list(whole.text_iter(name)) == [whole[name]]
     assert asyncio.run(stream.async_get_var(name)) == whole[name]
+
+
+def test_a_streamed_program_is_read_before_it_has_begun() -> None:
+    """Reading waits for what the program has not come to yet, and for no longer than the program."""
+    held, backend = threading.Event(), Held()
+    home().call(backend.open.set)
+
+    @rl.function
+    def slow(s: Any, fail: bool = False) -> None:
+        held.wait(30)
+        s += "a" + rl.gen("x")
+        assert "y" not in s
+        with pytest.raises(ProgramError, match="there is no variable 'y'"):
+            s.get_var("y")  # the program itself is not outside of itself
+        if fail:
+            raise KeyError("gone")
+
+    state, failing = (slow.run(fail=fail, backend=backend, stream=True) for fail in (False, True))
+
+    async def read(name: str) -> Any:
+        return await state.async_get_var(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(state.get_var, "x"), pool.submit(asyncio.run, read("x")), pool.submit(lambda: state["x"])]
+        text, missing = pool.submit(state.text), pool.submit(state.get_var, "y")
+        failed = pool.submit(failing.get_var, "y")
+        held.set()
+        assert [one.result(30) for one in found] == ["<128>"] * 3
+        assert text.result(30) == "a<128>"
+        with pytest.raises(ProgramError, match="the program has ended, and there is no variable 'y' in it"):
+            missing.result(30)
+        with pytest.raises(ProgramError, match="KeyError: 'gone'"):
+            failed.result(30)
+    with pytest.raises(ProgramError, match="there is no variable 'y'; there are x"):
+        state.get_var("y")
 
 
 def test_a_stream_here_needs_no_thread(engine: Engine) -> None:

@@ -26,7 +26,8 @@ from radixlm.wire.messages import Drain, Submit
 from support.simulation import facts
 
 class Inbox:
-    messages = [Submit(Request(uid=0, rid="a", tokens=(5, 6, 7), sampling=SamplingParams(max_new_tokens=4), arrival=0.0)), Drain(60.0)]
+    sampling = SamplingParams(max_new_tokens=4)
+    messages = [Submit(Request(uid=0, rid="a", tokens=(5, 6, 7), sampling=sampling, arrival=0.0)), Drain(60.0)]
     def receive(self, timeout):
         taken, self.messages = self.messages, []
         return taken
@@ -40,7 +41,8 @@ class Stuck(NullRunner):
         time.sleep({stuck})
         return super().forward(plan)
 
-settings = Settings(context_length=64, eos_ids=frozenset(), max_running=4, max_queued=4, step=StepLimits(tokens=64, chunk=64))
+step = StepLimits(tokens=64, chunk=64)
+settings = Settings(context_length=64, eos_ids=frozenset(), max_running=4, max_queued=4, step=step)
 scheduler = Scheduler(RadixManager(64, 1), settings)
 EngineLoop(scheduler, Stuck(facts(64)), Inbox(), Outbox(), Outbox(), 1, Watchdog(0.2)).run()
 time.sleep({after})

@@ -15,6 +15,7 @@ from radixlm.lang.backends.base import Backend
 from radixlm.lang.errors import ProgramError, at_line, caller
 from radixlm.lang.home import backend_for, home
 from radixlm.lang.interp import Executor, Run
+from radixlm.lang.outside import Outside
 from radixlm.lang.params import Params, make
 from radixlm.lang.state import ProgramState
 
@@ -94,11 +95,13 @@ class Function:
                 used: by `s["name"]`, `s.text()` and the like.
         """
         said, own = split(kwargs)
-        state = self.start(backend_for(backend), make(said), stream=stream)
-        arguments = self.arguments(args, own)
+        chosen, defaults, arguments = backend_for(backend), make(said), self.arguments(args, own)
         if stream and use_thread:
-            home().pool.submit(self.execute, state, arguments)
+            outside = Outside()
+            state = self.start(chosen, defaults, stream=True, outside=outside)
+            home().pool.submit(self.execute, state, arguments, outside)
             return state
+        state = self.start(chosen, defaults, stream=stream)
         self.execute(state, arguments)
         if stream:
             return state
@@ -107,7 +110,9 @@ class Function:
         state.error()
         return state
 
-    def start(self, backend: Backend, defaults: Params, *, stream: bool = False) -> ProgramState:
+    def start(
+        self, backend: Backend, defaults: Params, *, stream: bool = False, outside: Outside | None = None
+    ) -> ProgramState:
         """A fresh state to run the program in."""
         try:
             backend.check_params(defaults)
@@ -115,16 +120,20 @@ class Function:
             raise at_line(error, caller()) from error
         spec = self.num_api_spec_tokens if backend.metered else None
         run = Run(home(), backend, defaults, stream, spec or 0)
-        return ProgramState(run, Executor(run))
+        return ProgramState(run, Executor(run), outside=outside)
 
-    def execute(self, state: ProgramState, arguments: Mapping[str, Any]) -> None:
+    def execute(self, state: ProgramState, arguments: Mapping[str, Any], outside: Outside | None = None) -> None:
         """Call the function. What it returns and raises is kept in the state."""
+        if outside is not None:
+            outside.begin()
         try:
             value = self.func(state, **arguments)
         except BaseException as error:
-            here = home()
-            here.call(state.executor.fail, at_line(error, line_of(error, self.func)))
+            here, failure = home(), at_line(error, line_of(error, self.func))
+            here.call(state.executor.fail, failure)
             here.call(state.run.cancel)
+            if outside is not None:
+                outside.end(failure)
             state.close()
             state.returned.set_exception(error)
             if not isinstance(error, Exception):

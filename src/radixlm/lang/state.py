@@ -19,6 +19,7 @@ from radixlm.lang.group import ForkGroup
 from radixlm.lang.interp import Do, Executor, Run, Slot, Value
 from radixlm.lang.ir import Expr, Gen, Reasoning, ScopeBegin, Select
 from radixlm.lang.joins import append_all, gather_all
+from radixlm.lang.outside import Outside
 from radixlm.lang.reasoning import form
 from radixlm.lang.writer import Standing, Writer
 
@@ -30,19 +31,26 @@ class ProgramState(Writer):
 
     Args:
         slots: variables that are there from the start.
+        outside: who reads the state of a program that runs in a thread of its own; None: nobody reads before its end.
 
     Attributes:
         run, executor, slots, standing, returned: for the rest of this package; programs use the methods.
     """
 
     def __init__(
-        self, run: Run, executor: Executor, slots: dict[str, Slot] | None = None, standing: Standing | None = None
+        self,
+        run: Run,
+        executor: Executor,
+        slots: dict[str, Slot] | None = None,
+        standing: Standing | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self.run = run
         self.executor = executor
         self.slots = dict(slots or {})
         self._inherited = dict(self.slots)
         self.standing = standing or Standing()
+        self._outside = outside
         self._closed = ""
         self.returned: Future[Any] = Future()
 
@@ -73,7 +81,10 @@ class ProgramState(Writer):
     def declare(self, name: str) -> Slot:
         """A variable that will be filled; it hides an earlier one of its name."""
         slot: Slot = Future()
-        self.slots[name] = slot
+        if self._outside is None:
+            self.slots[name] = slot
+        else:
+            self._outside.declare(name, slot, self.slots)
         return slot
 
     def set_var(self, name: str, value: Any) -> None:
@@ -107,6 +118,8 @@ class ProgramState(Writer):
         return (await asyncio.wrap_future(self._slot(name, caller()))).value
 
     def _slot(self, name: str, where: str) -> Slot:
+        if self._outside is not None and (wanted := self._outside.want(name, self.slots, where)) is not None:
+            return wanted
         if name not in self.slots:
             known = f"there are {', '.join(self.slots)}" if self.slots else "there are none yet"
             raise ProgramError(f"there is no variable {name!r}; {known}", where)
@@ -130,6 +143,8 @@ class ProgramState(Writer):
         self._ask(_nothing)
 
     def _ask(self, question: Callable[[Executor], Any]) -> Any:
+        if self._outside is not None:
+            self._outside.wait()
         return self.run.home.wait(self.executor.ask(question, caller())).value
 
     def error(self) -> ProgramError | None:
@@ -212,6 +227,8 @@ class ProgramState(Writer):
         if not self._closed:
             self._closed = why
             self.executor.end()
+        if self._outside is not None:
+            self._outside.end()
 
     def __enter__(self) -> ProgramState:
         return self

@@ -43,7 +43,9 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
     heavy = ("torch", "transformers", "rich", "yaml", "msgspec", "numpy", "asyncio", "zmq", "starlette", "tokenizers")
-    script = f"import sys, radixlm.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    script = (
+        f"import sys, radixlm.cli.main, radixlm.cli.chat; print([name for name in {heavy!r} if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

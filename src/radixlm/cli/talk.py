@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +179,8 @@ class Remote:
         Raises:
             RadixError: nobody answers there, the key is wrong, or no model is listed.
         """
+        import asyncio
+
         from radixlm.client.http import Client
 
         self._client = Client(url, api_key)

@@ -10,10 +10,11 @@ PIP_ARGS ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.ready
+TOOLS := $(VENV)-release/bin
 # Test workers: two are enough to keep two cores busy, and each loads the model.
 JOBS  ?= 2
 
-.PHONY: setup serve demo test lint types format unit test-slow test-gpu bench-cpu clean
+.PHONY: setup serve demo test lint types format unit test-slow test-gpu lock sbom bench-cpu clean
 
 setup: $(STAMP)
 
@@ -57,8 +58,19 @@ test-slow: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+# Every dependency with the hashes of its files, for `pip install --require-hashes -r requirements.lock`.
+# The tools are not part of the project's environment: a release is made seldom.
+lock:
+	@test -x $(TOOLS)/uv || ($(PYTHON) -m venv $(VENV)-release && $(TOOLS)/python -m pip install --quiet $(PIP_ARGS) uv cyclonedx-bom)
+	$(TOOLS)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraint constraints.txt pyproject.toml --output-file requirements.lock
+
+# What is installed, as CycloneDX: from the metadata of the installed distributions.
+sbom: setup
+	@test -x $(TOOLS)/cyclonedx-py || ($(PYTHON) -m venv $(VENV)-release && $(TOOLS)/python -m pip install --quiet $(PIP_ARGS) uv cyclonedx-bom)
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json $(BIN)/python
+
 bench-cpu: setup
 	$(BIN)/python benchmarks/cpu_workloads.py --model $(MODEL) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VENV)-release build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

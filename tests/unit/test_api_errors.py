@@ -184,6 +184,24 @@ def test_engine_refusals_keep_their_status() -> None:
             }
 
 
+def test_a_full_queue_tells_when_to_come_back() -> None:
+    with Api() as api:
+        api.engine.trouble = lambda request, said: Fault(429, "queue_full", "full", retry_after=12.3)
+        for path, body in (
+            ("/v1/completions", {"model": "tiny", "prompt": "a"}),
+            ("/v1/messages", {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
+            ("/api/generate", {"model": "tiny", "prompt": "Hi"}),
+        ):
+            answer = api.post(path, body)
+            assert answer.status == 429 and answer.headers["retry-after"] == "13"
+
+
+def test_metrics_can_be_switched_off() -> None:
+    with Api({"observe": {"disable_metrics": True}}) as api:
+        assert api.get("/metrics").status == 404
+        assert "/metrics" not in api.get("/").json["routes"]
+
+
 # ---- fields: the value, the field that the error names
 
 

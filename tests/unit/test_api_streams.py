@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from radixlm.api import sse
 from radixlm.wire.messages import Fault
 from support.server import Api, Call, parse_events, tokenizer
 
@@ -130,6 +131,58 @@ def test_a_slow_reader_gets_everything_in_few_pieces(api: Api, path: str, body: 
         assert text_of(slow.events) == text_of(fast.events)
 
     api.run(go())
+
+
+def test_a_reader_that_lets_too_much_wait_is_told_and_cut(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "UNREAD_BYTES", 2000)
+
+    async def go() -> None:
+        call = api.call(
+            "POST",
+            "/v1/completions",
+            {"model": "tiny", "prompt": "a", "max_tokens": 400, "stream": True, "logprobs": 5},
+        )
+        await call.events(1)
+        call.pause()
+        await api.until(lambda: bool(api.engine.cancelled))
+        assert api.engine.tokens < 100, "it went on although nobody reads"
+        call.resume()
+        events = (await call.end()).events
+        assert events[-1]["error"]["code"] == "slow_reader" and "[DONE]" not in events
+        await api.settled()
+        assert api.hub.in_flight == 0
+
+    api.run(go())
+
+
+def test_a_reader_that_takes_nothing_is_cut_in_time(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sse, "UNREAD_SECONDS", 0.05)
+
+    async def go() -> None:
+        api.engine.pace = 0.01
+        call = api.call("POST", "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 400}, "stream": True})
+        await call.events(1)
+        call.pause()
+        await call.task  # the server ends it by itself
+        assert call.body.count(b"data: ") < 10
+        await api.settled()
+        assert [reason for _, reason in api.engine.cancelled] == ["the client left"]
+
+    api.run(go())
+    api.engine.pace = 0.0
+    assert "taken nothing" in caplog.text
+
+
+def test_an_answer_in_one_piece_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "WHOLE_BYTES", 20_000)
+    fields = {"prompt": "a", "max_tokens": 400}
+    assert api.complete(**fields).status == 200
+    refused = api.complete(**fields, logprobs=20)
+    assert refused.status == 413 and "log-probabilities" in refused.error["message"]
+    api.run(api.settled())
+    assert api.hub.in_flight == 0
 
 
 def text_of(events: list[Any]) -> str:

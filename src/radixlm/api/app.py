@@ -24,6 +24,7 @@ from radixlm.api.control import Control
 from radixlm.api.edge import Edge, Gate
 from radixlm.api.hub import Hub
 from radixlm.api.info import Info, json_response
+from radixlm.api.keyfile import read_keys
 from radixlm.api.limits import Json, read_json
 from radixlm.api.protocols import (
     anthropic,
@@ -61,9 +62,14 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 def build_app(hub: Hub, served: Served, config: Config, metrics: Metrics) -> ASGIApp:
-    """The whole app. It answers from the start on: 503 until the hub is open."""
+    """The whole app. It answers from the start on: 503 until the hub is open.
+
+    Raises:
+        StartupError: the file of keys cannot be used.
+    """
     service = Service(hub, served, config)
-    keys = Keys(config.server.api_key, config.server.admin_api_key)
+    file = config.server.api_key_file
+    keys = Keys(config.server.api_key, config.server.admin_api_key, read_keys(file) if file else ())
     table = routes(service, keys, metrics)
     app = Starlette(
         routes=table,
@@ -131,6 +137,8 @@ def routes(service: Service, keys: Keys, metrics: Metrics) -> list[Route]:
         ("/close_session", "POST", _answering(sessions.close_session, service)),
         ("/abort_request", "POST", control.abort_request),
     ):
+        if paths == "/metrics" and service.config.observe.disable_metrics:
+            continue
         table.extend(Route(path, handler, methods=methods.split()) for path in paths.split())
     return table
 
@@ -141,7 +149,7 @@ def _generating(parse: Parse, service: Service) -> Handler:
 
     async def handle(request: Request) -> ASGIApp:
         job = await parse(await read_json(request, limits), service)
-        stream = job.submit(service.hub)
+        stream = job.submit(service.hub, request.state.caller)
         return Events(stream, job.form, keep_alive, job.framing) if job.stream else Whole(stream, job.form)
 
     return handle

@@ -35,13 +35,18 @@ class Control:
         return json_response({"success": True, **answer})
 
     async def abort_request(self, request: Request) -> Response:
-        """End the sequences of `rid`, or all of them. Harmless if there are none: `aborted` tells how many."""
+        """End the sequences of `rid`, or all of them. Harmless if there are none: `aborted` tells how many.
+
+        Without the admin key only those of the caller's own key: names of others' requests can be guessed.
+        """
         fields = ABORT.read(await read_json(request, self._service.config.limits))
         hub = self._service.hub
+        admin = self._keys.is_admin(bearer(request.headers))
         if fields.abort_all:
-            if not self._keys.is_admin(bearer(request.headers)):
+            if not admin:
                 raise Forbidden("abort_all needs the admin key (--admin-api-key)")
             return json_response({"aborted": hub.abort_all("aborted by the operator")})
         if not fields.rid:
             raise BadRequest("give the rid of a request, or abort_all: true", param="rid")
-        return json_response({"aborted": hub.abort(fields.rid, "aborted by /abort_request")})
+        tenant = None if admin else request.state.caller.name
+        return json_response({"aborted": hub.abort(fields.rid, "aborted by /abort_request", tenant)})

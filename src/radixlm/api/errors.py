@@ -5,6 +5,7 @@ There is one shape, OpenAI's, on every route but those of a dialect that has its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from radixlm.base.errors import Internal, MethodNotAllowed, NotFound, RadixError, by_status
 from radixlm.wire.messages import TextDelta
 
-#: Seconds after which a client may try again, by status.
+#: Seconds after which a client may try again, by status, where the error does not know better.
 RETRY_AFTER = {429: "1", 503: "5"}
 
 #: A message never grows past this many characters, whatever it quotes.
@@ -97,7 +98,9 @@ def response(
     """
     headers = dict(headers or {})
     if error.status in RETRY_AFTER:
-        headers["retry-after"] = RETRY_AFTER[error.status]
+        headers["retry-after"] = (
+            str(math.ceil(error.retry_after)) if error.retry_after > 0 else RETRY_AFTER[error.status]
+        )
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(_shaped(error, scope or {}), error.status, headers, "application/json")
@@ -138,7 +141,8 @@ def internal() -> RadixError:
 def of_delta(delta: TextDelta, *, draining: bool = False) -> RadixError | None:
     """The error that ended a sequence, if one did: a fault, or an abort (503 while the server shuts down)."""
     if delta.fault is not None:
-        return by_status(delta.fault.status, delta.fault.message, delta.fault.code, delta.fault.param or None)
+        fault = delta.fault
+        return by_status(fault.status, fault.message, fault.code, fault.param or None, fault.retry_after)
     if delta.finish is not None and delta.finish.kind == "abort":
         reason = delta.finish.message or "the request was aborted"
         return by_status(503, reason, "shutting_down") if draining else Aborted(reason)

@@ -206,11 +206,12 @@ class Hub:
             self._live[request.uid] = _Live(request, index, stream, group)
         return stream
 
-    def abort(self, rid: str, reason: str) -> int:
-        """End the sequences of a request by its client's name (its own or its group's). Their streams get a terminal
-        delta. How many.
+    def abort(self, rid: str, reason: str, tenant: str | None = None) -> int:
+        """End the sequences of a request by its client's name (its own or its group's), those of one tenant alone if it
+        is given. Their streams get a terminal delta. How many.
         """
-        return self._cancel([uid for uid, live in self._live.items() if rid in (live.request.rid, live.group)], reason)
+        named = [(uid, live) for uid, live in self._live.items() if rid in (live.request.rid, live.group)]
+        return self._cancel([uid for uid, live in named if tenant in (None, live.request.tenant)], reason)
 
     def end_session(self, session: str) -> None:
         """Tell the engine that nothing is to be held for a session any more."""
@@ -304,7 +305,7 @@ class Hub:
             answer.set_result(message.body)
         else:
             fault = message.fault
-            answer.set_exception(by_status(fault.status, fault.message, fault.code))
+            answer.set_exception(by_status(fault.status, fault.message, fault.code, None, fault.retry_after))
 
     def _process_ready(self, message: Ready) -> None:
         self._missing.discard(message.role)

@@ -13,11 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from radixlm.api import errors
-from radixlm.api.stream import Abandoned, Stream
-from radixlm.base.errors import RadixError
+from radixlm.api.stream import UNREAD_BYTES, WHOLE_BYTES, Abandoned, Stream, TooSlow
+from radixlm.base.errors import RadixError, TooLarge
 from radixlm.wire.messages import TextDelta
 
 DONE = b"[DONE]"
+
+#: Seconds that a client may take nothing of what was sent to it; then its request ends and the connection is closed.
+UNREAD_SECONDS = 60.0
 
 log = logging.getLogger("radixlm.api")
 
@@ -109,6 +112,9 @@ class Whole:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._stream as stream:
+            stream.bound(
+                WHOLE_BYTES, TooLarge("the answer is too large for one piece; ask for fewer log-probabilities")
+            )
             try:
                 async with watching(receive, stream.abandon):
                     results = await stream.whole(patient=self._form.patient)
@@ -123,6 +129,9 @@ class Events:
 
     Headers are held back until there is news or `keep_alive` seconds have passed, so that a request refused by the
     engine still gets its own status. Later errors become an event, after which the stream ends without `[DONE]`.
+
+    A client that reads slowly gets fewer, longer events: what it has not taken is merged. One that takes nothing for
+    `UNREAD_SECONDS`, or lets more than `UNREAD_BYTES` of a sequence wait, is cut.
     """
 
     def __init__(self, stream: Stream, form: Form, keep_alive: float, framing: Framing = SSE) -> None:
@@ -134,9 +143,13 @@ class Events:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._stream as stream:
+            stream.bound(UNREAD_BYTES, TooSlow(f"the client reads too slowly: over {UNREAD_BYTES} bytes wait for it"))
             try:
                 async with watching(receive, stream.abandon):
                     await self._send_all(send)
+            except TimeoutError:
+                # It cannot be told: it does not read. Leaving without an end closes the connection.
+                log.warning("request %s: cut, its client has taken nothing for %g s", _id(scope), UNREAD_SECONDS)
             except (Abandoned, OSError):
                 return  # the client is gone; leaving ends the work
             except RadixError as error:
@@ -146,7 +159,7 @@ class Events:
             except Exception:
                 if not self._started:
                     raise
-                log.exception("request %s: a stream failed", scope.get("state", {}).get("request_id"))
+                log.exception("request %s: a stream failed", _id(scope))
                 await self._end_with(errors.internal(), send)
 
     async def _send_all(self, send: Send) -> None:
@@ -168,11 +181,16 @@ class Events:
         await self._send(b"".join(map(framed, form.last())), send, more=False)
 
     async def _send(self, body: bytes, send: Send, *, more: bool = True) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self._framing.headers})
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+        async with asyncio.timeout(UNREAD_SECONDS):
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._framing.headers})
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _end_with(self, error: RadixError, send: Send) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TimeoutError):
             await self._send(self._framing.framed(self._framing.error(error)), send, more=False)
+
+
+def _id(scope: Scope) -> str:
+    return str(scope.get("state", {}).get("request_id"))

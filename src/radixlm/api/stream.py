@@ -8,13 +8,28 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from radixlm.base.errors import TimedOut
+from radixlm.base.errors import RadixError, TimedOut
 from radixlm.base.pieces import Piece, joined
 from radixlm.wire.messages import Fault, Finish, Scores, Stats, TextDelta
+
+#: Bytes of news that may wait for a client who reads too slowly, roughly counted; then its request ends.
+UNREAD_BYTES = 16 << 20
+
+#: Bytes that an answer in one piece may take while it is collected. Only log-probabilities can come near it.
+WHOLE_BYTES = 512 << 20
+
+#: What a token's id and one log-probability take in memory, roughly.
+_ID_BYTES, _SCORE_BYTES = 32, 96
 
 
 class Abandoned(Exception):
     """The client is gone; nobody waits for the answer."""
+
+
+class TooSlow(RadixError):
+    """The client does not read what it asked for. 499 because a retry would end the same way."""
+
+    status, code, kind = 499, "slow_reader", "aborted_error"
 
 
 class Pending:
@@ -73,6 +88,16 @@ class Pending:
         return delta
 
 
+def _size(delta: TextDelta) -> int:
+    size = len(delta.text) + _ID_BYTES * len(delta.ids)
+    for piece in delta.pieces:
+        size += _ID_BYTES + len(piece.text)
+    for scores in (delta.scores, delta.prompt_scores):
+        if scores is not None:
+            size += _SCORE_BYTES * (len(scores.ids) + sum(map(len, scores.top)) + sum(map(len, scores.picked)))
+    return size
+
+
 def _joined(first: Scores | None, second: Scores | None) -> Scores | None:
     """Scores of consecutive positions as one. The first one's lists are extended, so it must be ours."""
     if second is None:
@@ -105,6 +130,10 @@ class Stream:
         self._waiter: asyncio.Future[bool] | None = None
         self._abandoned = False
         self._left = False
+        self._bytes = 0  # about as many as the news takes that was not taken
+        self._limit = 0
+        self._excess: RadixError | None = None
+        self._cut: RadixError | None = None
         self.when_left: Callable[[], None] | None = None  # called once, when the caller leaves
 
     @property
@@ -120,14 +149,21 @@ class Stream:
     @property
     def done(self) -> bool:
         """Every sequence ended and all of its news was taken."""
-        return self._running == 0 and not self._pending
+        return self._running == 0 and not self._pending and self._cut is None
 
     def push(self, index: int, delta: TextDelta, *, terminal: bool) -> None:
         """The hub's side: news of one sequence."""
+        if self._cut is not None:
+            return  # nobody will be told
         pending = self._pending.get(index)
         if pending is None:
             pending = self._pending[index] = Pending()
         pending.add(delta)
+        self._bytes += _size(delta)
+        if 0 < self._limit < self._bytes:
+            self._cut = self._excess
+            self._pending.clear()
+            self.close()
         if terminal:
             self._running -= 1
             self._failed = self._failed or delta.fault is not None
@@ -140,7 +176,7 @@ class Stream:
             Abandoned: the client is gone.
             TimedOut: the deadline passed and the engine did not say so itself.
         """
-        if self._pending or self._running == 0:
+        if self._pending or self._running == 0 or self._cut is not None:
             self._check_abandoned()
             return True
         return await self._sleep(timeout)
@@ -148,6 +184,7 @@ class Stream:
     def take(self) -> list[tuple[int, TextDelta]]:
         """All news there is: at most one merged delta of each sequence, in order of their indices."""
         pending, self._pending = self._pending, {}
+        self._bytes = 0
         return [(index, pending[index].take(self.uids[index])) for index in sorted(pending)]
 
     async def whole(self, *, patient: bool = False) -> list[TextDelta]:
@@ -162,6 +199,13 @@ class Stream:
         if self._running:
             return [delta for delta in deltas if delta.fault is not None]
         return deltas
+
+    def bound(self, limit: int, excess: RadixError) -> None:
+        """From here on, news that nobody takes may grow to so many bytes (about). More end everything: what was not
+        taken is forgotten, and whoever waits gets `excess`.
+        """
+        self._limit = limit
+        self._excess = excess
 
     def abandon(self) -> None:
         """The client is gone: end everything now. Whoever waits gets `Abandoned`."""
@@ -208,6 +252,8 @@ class Stream:
     def _check_abandoned(self) -> None:
         if self._abandoned:
             raise Abandoned
+        if self._cut is not None:
+            raise self._cut
 
     def _wake(self) -> None:
         if self._waiter is not None:

@@ -26,10 +26,17 @@ class RadixError(Exception):
     code = "internal_error"
     kind = "internal_error"  # the `type` of OpenAI's error body
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 0.0
+    ) -> None:
+        """
+        Args:
+            retry_after: seconds after which it is worth trying again; 0 where nobody can tell.
+        """
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after = retry_after
         if code is not None:
             self.code = code
 
@@ -92,13 +99,15 @@ class StartupError(RadixError):
     code = "startup_error"
 
 
-def by_status(status: int, message: str, code: str | None = None, param: str | None = None) -> RadixError:
-    """Rebuild an error that crossed a process boundary as (status, message, code, param)."""
+def by_status(
+    status: int, message: str, code: str | None = None, param: str | None = None, retry_after: float = 0.0
+) -> RadixError:
+    """Rebuild an error that crossed a process boundary as (status, message, code, param, retry_after)."""
     kinds: tuple[type[RadixError], ...] = (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, Conflict, TooLarge,
         QueueFull, NotServed, Unavailable, TimedOut,
     )  # fmt: skip
     for kind in kinds:
         if kind.status == status:
-            return kind(message, param=param, code=code)
+            return kind(message, param=param, code=code, retry_after=retry_after)
     return Internal(message, code=code)

@@ -113,6 +113,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         deadline: seconds, `time.time()`, after which it is ended with a time-out; 0 for none.
         session: its pages are held softly under this name after it has ended; "" for not.
         pooling: a vector of the prompt is wanted instead of a text; `max_new_tokens` is then 0.
+        tenant: whose it is, for fair shares; "" where nobody is told apart. A name, never a secret.
+        share: weight of the tenant beside the others, above 0.
     """
 
     uid: int
@@ -129,3 +131,5 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: float = 0.0
     session: str = ""
     pooling: PoolingKind | None = None
+    tenant: str = ""
+    share: float = 1.0

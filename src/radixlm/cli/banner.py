@@ -54,7 +54,7 @@ def attention(facts: EngineFacts) -> str:
 def curl(config: Config, model: str, url: str) -> str:
     """A command line that asks the server something."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
-    key = ' -H "Authorization: Bearer $RADIXLM_API_KEY"' if config.server.api_key else ""
+    key = ' -H "Authorization: Bearer $RADIXLM_API_KEY"' if keyed(config) else ""
     # All interfaces are an address to listen on, not one to call.
     url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     return f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
@@ -70,6 +70,11 @@ def loopback(host: str) -> bool:
         return False
 
 
+def keyed(config: Config) -> bool:
+    """Whether requests need a key."""
+    return config.server.api_key is not None or config.server.api_key_file is not None
+
+
 def _metrics(config: Config) -> bool:
     return not config.observe.disable_metrics
 
@@ -81,10 +86,10 @@ def _cache(config: Config) -> str:
 
 
 def _access(config: Config) -> str:
-    key = "API key asked for" if config.server.api_key else "no API key"
+    key = "API key asked for" if keyed(config) else "no API key"
     if loopback(config.server.host):
         return f"{key}; this machine only"
     reach = f"listening on {config.server.host}, which other machines can reach"
-    if config.server.api_key:
+    if keyed(config):
         return f"{key}; {reach}"
     return f"WARNING: {key}, and {reach}: set --api-key or --host 127.0.0.1"

@@ -11,7 +11,7 @@ from radixlm.config.cli import Parser
 from radixlm.config.options import OPTIONS
 
 #: Verbs whose modules have a `parser`: their flags can be listed.
-_PARSED: Final = ("serve", "run", "chat", "demo", "doctor")
+_PARSED: Final = ("serve", "run", "chat", "demo", "doctor", "audit-config")
 
 _SCRIPT: Final = """\
 _radixlm() {{

@@ -37,6 +37,7 @@ VERBS: Final[Mapping[str, Verb]] = types.MappingProxyType(
         "doctor": Verb(
             "radixlm.cli.doctor", "doctor [MODEL]", "this machine, the backends chosen and why, a memory plan"
         ),
+        "audit-config": Verb("radixlm.cli.audit", "audit-config", "warn of what is unsafe in a server's configuration"),
         "bench": Verb("radixlm.bench.main", "bench KIND", "measure: serve, offline, one-batch, programs"),
         "env": Verb("radixlm.cli.report", "env", "versions and settings, to paste into a bug report"),
         "completion": Verb(

@@ -209,6 +209,11 @@ class ServerConfig:
     api_key: str | None = option(
         None, "key that every route but the health checks asks for", secret=True, shown="no key"
     )
+    api_key_file: str | None = option(
+        None,
+        "YAML file of keys with names, scopes and weights; waiting requests are then served in fair shares",
+        shown="none",
+    )
     admin_api_key: str | None = option(None, "key of the control routes (flush, abort)", secret=True, shown="api-key")
     root_path: str = option("", "path prefix that a proxy in front strips")
     allowed_origins: str = option(

@@ -68,6 +68,7 @@ def make_scheduler(config: Config, facts: EngineFacts, compiler: Compiler | None
         preemption=schedule.priority_preemption_threshold if schedule.enable_priority_scheduling else None,
         shared_prefix=facts.shared_prefix,
         jump_forward=0 if config.device.disable_jump_forward else JUMP_FORWARD.get(facts.device.kind, 4),
+        fair=config.server.api_key_file is not None,
         seed=config.model.random_seed or 0,
     )
     pages = make_cache(config.cache, facts.pool.pages, facts.pool.page_size)

@@ -22,6 +22,7 @@ import zmq
 
 from radixlm.api.app import build_app
 from radixlm.api.hub import Hub, Stage
+from radixlm.api.keyfile import read_keys
 from radixlm.api.reader import SocketReader
 from radixlm.api.service import Served
 from radixlm.api.start import start
@@ -85,6 +86,8 @@ def serve(config: Config, on_ready: Ready, on_progress: Progress) -> int:
     setup(config.observe.log_level, config.observe.log_format, role="api")
     started = time.monotonic()
     # Before anything slow: a taken port is the most common mistake.
+    if config.server.api_key_file is not None:
+        read_keys(config.server.api_key_file)
     listener = listen(config.server.host, config.server.port)
     try:
         served = load_served(config, lambda stage, fraction: on_progress("api", stage, fraction))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from radixlm.cache.ports import Cache
@@ -90,6 +90,28 @@ def make_order(name: str, cache: Cache, max_wait: float, seed: int = 0) -> First
         "random": shuffled(seed),
     }
     return FirstCome() if name == "fcfs" else Ranked(ranks[name], max_wait)
+
+
+class WaitEstimate:
+    """How long a request that joins the queue will wait: those ahead of it, at the pace of those before."""
+
+    ENTRIES = 64
+    SHORTEST, LONGEST = 1.0, 600.0
+
+    def __init__(self) -> None:
+        self._entered: deque[float] = deque(maxlen=self.ENTRIES)
+
+    def entered(self, now: float) -> None:
+        """A waiting sequence started at `now`."""
+        self._entered.append(now)
+
+    def seconds(self, ahead: int) -> float:
+        """Until `ahead` sequences have started. The shortest wait where nothing is known yet."""
+        times = self._entered
+        if len(times) < 2:
+            return self.SHORTEST
+        each = (times[-1] - times[0]) / (len(times) - 1)
+        return min(max(ahead * each, self.SHORTEST), self.LONGEST)
 
 
 class OutputEstimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Iterator
 
 from radixlm.schedule.policy import by_arrival
@@ -11,11 +12,12 @@ from radixlm.schedule.sequence import Sequence
 
 class WaitingQueue:
     """Waiting sequences by priority, then arrival. `version` changes with every change, so that an order can be
-    kept.
+    kept; `tenants` counts them by whose they are.
     """
 
     def __init__(self) -> None:
         self._items: list[Sequence] = []
+        self.tenants: Counter[str] = Counter()
         self.version = 0
 
     def __len__(self) -> int:
@@ -27,6 +29,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """A paused sequence keeps its arrival time, so it comes back ahead of those that arrived after it."""
         bisect.insort(self._items, sequence, key=by_arrival)
+        self.tenants[sequence.request.tenant] += 1
         self.version += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -34,6 +37,7 @@ class WaitingQueue:
         if at == len(self._items) or self._items[at] is not sequence:
             raise KeyError(sequence.uid)
         del self._items[at]
+        self.tenants[sequence.request.tenant] -= 1
         self.version += 1
 
     def as_list(self) -> list[Sequence]:

@@ -16,11 +16,12 @@ from radixlm.base.request import Request
 from radixlm.cache.holds import Holds
 from radixlm.cache.ports import Cache
 from radixlm.schedule.committer import Committer, fault_of
+from radixlm.schedule.fairness import FairShare, crowded_out
 from radixlm.schedule.gates import PrefixGate
 from radixlm.schedule.guide import MakeTicket
 from radixlm.schedule.planner import OutOfPages, Planner, StepLimits
-from radixlm.schedule.policy import OutputEstimate, make_order
-from radixlm.schedule.ports import Gate
+from radixlm.schedule.policy import OutputEstimate, WaitEstimate, make_order
+from radixlm.schedule.ports import Gate, Order
 from radixlm.schedule.queues import Rows, WaitingQueue
 from radixlm.schedule.sequence import Sequence
 from radixlm.schedule.steering import Steering
@@ -39,6 +40,7 @@ class Settings:
         queue_timeout, request_timeout: seconds; 0 for no limit.
         preemption: None, or the priority difference at which a running sequence makes way.
         shared_prefix: decode plans name the rows that share a prefix (`Plan.shared`).
+        fair: tenants get shares of the engine by weight (see `fairness`).
         jump_forward: forced tokens that are worth a longer span (see `steering`); 0: they are sampled one by one.
     """
 
@@ -55,6 +57,7 @@ class Settings:
     preemption: int | None = None
     shared_prefix: bool = False
     jump_forward: int = 1
+    fair: bool = False
     seed: int = 0
 
 
@@ -95,12 +98,16 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._rows = Rows(settings.max_running)
         self._estimate = OutputEstimate(settings.conservativeness)
+        self._waits = WaitEstimate()
         gates: list[Gate] = [PrefixGate(self.cache)]
         self._steering: Steering | None = None
         if make_ticket is not None:
             self._steering = Steering(make_ticket, settings.jump_forward)
             gates.append(self._steering)
-        order = make_order(settings.policy, self.cache, settings.lpm_max_wait, settings.seed)
+        order: Order = make_order(settings.policy, self.cache, settings.lpm_max_wait, settings.seed)
+        if settings.fair:
+            order = fair = FairShare(order)
+            gates.append(fair)
         self._planner = Planner(
             self.cache, self._rows, gates, order, self._estimate, settings.step, settings.shared_prefix
         )
@@ -165,8 +172,18 @@ class Scheduler:
                 f"the prompt has {length} tokens; the KV pool holds {pool} (--mem-fraction-static, --max-total-tokens)",
             )
         if len(self.waiting) >= self.settings.max_queued:
-            return Fault(429, "queue_full", f"{len(self.waiting)} requests are waiting, which is the limit; try later")
+            full = self._full()
+            other = crowded_out(self.waiting, request.tenant, request.share) if self.settings.fair else None
+            if other is None:
+                return full
+            self._fail(other, full, request.arrival)
         return None
+
+    def _full(self) -> Fault:
+        count = len(self.waiting)
+        wait = self._waits.seconds(count)
+        message = f"{count} requests are waiting, which is the limit; try again in {wait:.0f} s"
+        return Fault(429, "queue_full", message, retry_after=wait)
 
     def cancel(self, uid: int, reason: str, now: float) -> bool:
         """End a sequence with finish kind `abort`. False if it is not there (it may have ended by itself)."""
@@ -283,7 +300,7 @@ class Scheduler:
                     return None
                 self._pause(self._victim(self.running))
         for sequence in self.running[before:]:
-            self._count_entry(sequence)
+            self._count_entry(sequence, now)
         if planned is None:
             return None
         plan, sequences = planned
@@ -344,8 +361,9 @@ class Scheduler:
             self.counters.generation_tokens += len(said)
             self._ended(sequence, sequence.finish, now)
 
-    def _count_entry(self, sequence: Sequence) -> None:
+    def _count_entry(self, sequence: Sequence, now: float) -> None:
         if sequence.retractions == 0:
+            self._waits.entered(now)
             self.counters.prompt_tokens += sequence.prompt_len
             self.counters.cached_tokens += sequence.cached_tokens
 

@@ -40,12 +40,18 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
-    """An error of one request, as it crosses processes (see `base.errors.by_status`). `param`: the field at fault."""
+    """An error of one request, as it crosses processes (see `base.errors.by_status`).
+
+    Attributes:
+        param: the field at fault.
+        retry_after: seconds after which it is worth trying again; 0 where nobody can tell.
+    """
 
     status: int
     code: str
     message: str
     param: str = ""
+    retry_after: float = 0.0
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):

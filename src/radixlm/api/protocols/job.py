@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from radixlm.api.caller import ANYBODY, Caller
 from radixlm.api.hub import Hub
 from radixlm.api.sse import SSE, Form, Framing
 from radixlm.api.stream import Stream
@@ -30,10 +31,10 @@ class Job:
     framing: Framing = SSE
     left: Callable[[], None] | None = None
 
-    def submit(self, hub: Hub) -> Stream:
+    def submit(self, hub: Hub, caller: Caller = ANYBODY) -> Stream:
         """Send the requests to the engine. Raises as `Hub.submit`."""
         try:
-            stream = hub.submit(self.requests, group=self.rid)
+            stream = hub.submit(caller.sign(self.requests), group=self.rid)
         except BaseException:
             if self.left is not None:
                 self.left()

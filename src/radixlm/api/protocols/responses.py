@@ -121,7 +121,7 @@ class Responses:
 
         frame = _frame(name, fields, body, service)
         form = ResponseForm(frame, chat, keep, service)
-        running = service.hub.submit(chat.requests, group=name)
+        running = service.hub.submit(request.state.caller.sign(chat.requests), group=name)
         if background:
             waiting = form.state("in_progress", [])
             keep(waiting)

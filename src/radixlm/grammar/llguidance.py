@@ -10,7 +10,7 @@ if they could merge with what follows).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from radixlm.base.errors import RadixError
 from radixlm.base.request import Grammar
-from radixlm.grammar import check, tags
+from radixlm.grammar import check, tags_lark
 from radixlm.grammar.base import GrammarError, SchemaError, Vocabulary, Words
 from radixlm.grammar.expression import quoted, translated
 
@@ -55,12 +55,27 @@ class LLGuidance:
         self._tokenizer = _tokenizer(vocabulary)
 
     def compile(self, grammar: Grammar) -> LLCompiled:
-        source = _source(grammar)
+        source = self._source(grammar)
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             kind = SchemaError if grammar.kind in ("json_schema", "json_object") else GrammarError
             raise kind(f"the {grammar.kind} cannot be enforced: {_reason(matcher.get_error())}")
         return LLCompiled(matcher, LEAST_SIZE + TEXT_WEIGHT * len(source), self._vocabulary)
+
+    def _source(self, grammar: Grammar) -> str:
+        """The grammar in the library's language."""
+        kind, text = grammar.kind, grammar.text
+        if kind in ("json_schema", "json_object"):
+            return _json(check.parse_schema(text) if kind == "json_schema" else {"type": "object"})
+        if kind == "regex":
+            return _regex(translated(text))
+        if kind == "choice":
+            return _regex("|".join(f"(?:{quoted(choice)})" for choice in _choices(text)))
+        if kind == "ebnf":
+            return _lark(text)
+        if kind == "structural_tag":
+            return tags_lark.to_grammar(text, JSON_FORM, special_tokens(self._vocabulary), _to_lark)
+        raise GrammarError(f"unknown kind of grammar {kind!r}")
 
 
 class LLCompiled:
@@ -152,22 +167,6 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
         raise GrammarError(f"this model's tokenizer does not work with llguidance: {error}") from None
 
 
-def _source(grammar: Grammar) -> str:
-    """The grammar in the library's language."""
-    kind, text = grammar.kind, grammar.text
-    if kind in ("json_schema", "json_object"):
-        return _json(check.parse_schema(text) if kind == "json_schema" else {"type": "object"})
-    if kind == "regex":
-        return _regex(translated(text))
-    if kind == "choice":
-        return _regex("|".join(f"(?:{quoted(choice)})" for choice in _choices(text)))
-    if kind == "ebnf":
-        return _lark(text)
-    if kind == "structural_tag":
-        return llguidance.LLMatcher.grammar_from_lark(tags.to_lark(text))
-    raise GrammarError(f"unknown kind of grammar {kind!r}")
-
-
 def _json(schema: Any) -> str:
     if schema is True:
         schema = {}
@@ -195,16 +194,26 @@ def _choices(text: str) -> list[str]:
 
 
 def _lark(text: str) -> str:
-    """GBNF, or Lark as llguidance knows it."""
+    return llguidance.LLMatcher.grammar_from_lark(_to_lark(text))
+
+
+def _to_lark(text: str) -> str:
+    """GBNF, or Lark as llguidance knows it, as Lark."""
     if not text.strip():
         raise GrammarError("the grammar is empty")
     try:
-        lark = any_to_lark(text)
+        return str(any_to_lark(text))
     except RecursionError:
         raise GrammarError("the grammar is nested too deep") from None
     except Exception as error:  # the converter raises no narrower class
         raise GrammarError(f"the grammar is malformed: {_reason(str(error))}") from None
-    return llguidance.LLMatcher.grammar_from_lark(lark)
+
+
+@lru_cache(maxsize=2)
+def special_tokens(vocabulary: Vocabulary) -> Mapping[str, int]:
+    """The vocabulary's special tokens by their text."""
+    added = msgspec.json.decode(vocabulary.tokenizer).get("added_tokens") or ()
+    return {token["content"]: token["id"] for token in added if token.get("special")}
 
 
 def _reason(error: str) -> str:
